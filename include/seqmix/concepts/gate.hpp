@@ -1,0 +1,150 @@
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <string_view>
+
+#include <seqmix/tensor/formulas.hpp>
+#include <seqmix/tensor/view.hpp>
+
+namespace seqmix::inline v0 {
+
+/// On which axis one number of a gate lives.
+enum class axis { head, head_key };
+
+/// Where the raw values of a gate come from; the library owns the projection.
+enum class feed { nothing, linear };
+
+/// The declared surrounding of a gate's formula.
+struct gate_spec {
+  axis raw = axis::head;       ///< on which axis one raw value lives
+  int raws = 0;                ///< how many raw values the formula takes: 0, 1 or 2
+  axis decay = axis::head;     ///< on which axis the decay lives
+  feed from = feed::nothing;   ///< what feeds the raw values
+  bool bias = false;           ///< whether that projection has a bias
+  bool decays = true;          ///< false: the log-decay is always 0 and costs nothing
+  bool writes = false;         ///< true: `gate_value::write` scales what is written
+  /// No raw values: the same decay at every token (RetNet, ALiBi).
+  constexpr bool constant() const noexcept { return decays && raws == 0; }
+};
+
+/// One parameter of a gate: its name, its axis (may be coarser than the decay's) and how it is trained.
+struct gate_parameter {
+  std::string_view name;
+  axis on = axis::head;
+  bool weight_decay = false;
+  bool trained = true;
+};
+
+/// Which element of a parameter is initialised, and the random number it may use.
+struct gate_element {
+  index_t head, heads, key, keys, layer, layers;
+  double uniform;  ///< in (0, 1), one per element
+};
+
+/// What a formula returns: log-decay g <= 0 and the scale of what is written, k (write v).
+template <class T>
+struct gate_value {
+  T log_decay = T(0);
+  T write = T(1);
+};
+
+namespace gate_detail {
+
+template <class G>
+inline constexpr std::size_t raws = std::size_t(G::spec.raws);
+template <class G>
+inline constexpr std::size_t parameters = G::parameters.size();
+
+template <class G>
+concept has_name = requires {
+  { G::name } -> std::convertible_to<std::string_view>;
+};
+template <class G>
+concept has_spec = requires {
+  { G::spec } -> std::convertible_to<gate_spec>;
+};
+template <class G>
+concept has_parameters = requires {
+  { G::parameters.size() } -> std::convertible_to<std::size_t>;
+  { G::parameters.data() } -> std::convertible_to<gate_parameter const*>;
+};
+template <class G, class T>
+concept has_forward_on = requires(std::array<T, raws<G>> const& raw, std::array<T, parameters<G>> const& p) {
+  { G::template forward<T>(raw, p) } -> std::same_as<gate_value<T>>;
+};
+/// A formula is needed for plain numbers and for the dual numbers that differentiate it.
+template <class G>
+concept has_forward = has_forward_on<G, double> && has_forward_on<G, dual<double, 2>>;
+template <class G>
+concept has_noexcept_forward = noexcept(G::template forward<double>({}, {}));
+template <class G>
+concept has_initial = parameters<G> == 0 || requires(gate_element const& e) {
+  { G::initial(std::size_t(0), e) } -> std::same_as<double>;
+};
+/// Optional: derivatives by hand, faster than dual numbers.
+template <class G, class T>
+concept has_pullback = requires(std::array<T, raws<G>> raw, std::array<T, parameters<G>> p, T d, std::array<T, raws<G>>& d_raw,
+                                std::array<T, parameters<G>>& d_p) {
+  { G::template pullback<T>(raw, p, d, d, d_raw, d_p) } noexcept -> std::same_as<void>;
+};
+
+}  // namespace gate_detail
+
+/// How fast is it forgotten? A stateless type with
+///   `name`        text, part of a variant's name
+///   `spec`        gate_spec: where the formula's numbers live and what feeds them
+///   `parameters`  std::array of gate_parameter (may be empty)
+///   `initial(i, element)`  start value of parameter i at one element
+///   `forward<T>(raw, p)`   noexcept, the formula: gate_value<T> from spec.raws raw values and the parameters
+///   `pullback<T>(raw, p, d_log_decay, d_write, d_raw, d_p)`  optional, writes d_raw and d_p
+template <class G>
+concept gate = gate_detail::has_name<G> && gate_detail::has_spec<G> && gate_detail::has_parameters<G> &&
+               gate_detail::has_forward<G> && gate_detail::has_noexcept_forward<G> && gate_detail::has_initial<G>;
+
+/// Prose for an author: `static_assert(seqmix::explain_gate<my_gate>());` says what to add.
+template <class G>
+consteval bool explain_gate() {
+  static_assert(gate_detail::has_name<G>, "seqmix gate: add static constexpr std::string_view name");
+  static_assert(gate_detail::has_spec<G>, "seqmix gate: add static constexpr gate_spec spec");
+  static_assert(gate_detail::has_parameters<G>,
+                "seqmix gate: add static constexpr std::array<gate_parameter, n> parameters (n may be 0)");
+  if constexpr (gate_detail::has_spec<G> && gate_detail::has_parameters<G>) {
+    static_assert(gate_detail::has_forward<G>,
+                  "seqmix gate: add template <class T> static gate_value<T> forward(std::array<T, raws> const&, "
+                  "std::array<T, parameters> const&) noexcept; it must take dual numbers too");
+    static_assert(gate_detail::has_initial<G>,
+                  "seqmix gate: add static double initial(std::size_t parameter, gate_element const&)");
+    if constexpr (gate_detail::has_forward<G>)
+      static_assert(gate_detail::has_noexcept_forward<G>, "seqmix gate: make forward noexcept");
+  }
+  return gate<G>;
+}
+
+/// Derivatives of a gate's value: by its own pullback, or by running the formula on dual numbers.
+template <gate G, std::floating_point T>
+void gate_pullback(std::array<T, gate_detail::raws<G>> const& raw, std::array<T, gate_detail::parameters<G>> const& p,
+                   T d_log_decay, T d_write, std::array<T, gate_detail::raws<G>>& d_raw,
+                   std::array<T, gate_detail::parameters<G>>& d_p) noexcept {
+  constexpr std::size_t nr = gate_detail::raws<G>, np = gate_detail::parameters<G>;
+  if constexpr (gate_detail::has_pullback<G, T>) {
+    G::template pullback<T>(raw, p, d_log_decay, d_write, d_raw, d_p);
+  } else if constexpr (nr + np > 0) {
+    using number = dual<T, nr + np>;
+    std::array<number, nr> raw_dual{};
+    std::array<number, np> p_dual{};
+    for (std::size_t i = 0; i < nr; ++i) raw_dual[i] = number(raw[i]), raw_dual[i].slope[i] = T(1);
+    for (std::size_t i = 0; i < np; ++i) p_dual[i] = number(p[i]), p_dual[i].slope[nr + i] = T(1);
+    auto const out = G::template forward<number>(raw_dual, p_dual);
+    auto const decay = bounded_log_decay(out.log_decay);
+    auto const part = [&](std::size_t i) {
+      T const through_decay = decay.slope[i] == T(0) ? T(0) : d_log_decay * decay.slope[i];
+      T const through_write = out.write.slope[i] == T(0) ? T(0) : d_write * out.write.slope[i];
+      return through_decay + through_write;
+    };
+    for (std::size_t i = 0; i < nr; ++i) d_raw[i] = part(i);
+    for (std::size_t i = 0; i < np; ++i) d_p[i] = part(nr + i);
+  }
+}
+
+}  // namespace seqmix::inline v0

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <string>
+
+#include <seqmix/concepts/selector.hpp>
+#include <seqmix/tensor/sequences.hpp>
+
+namespace seqmix::inline v0 {
+
+/// Sizes and numbers of one attention over packed or batched rows. Query head h reads key head h / (heads / key_heads),
+/// and so on for values and gates.
+struct attention_shape {
+  sequences seq{};
+  index_t heads = 1, key_heads = 1, value_heads = 1, gate_heads = 1;
+  index_t key_dim = 1, value_dim = 1;
+  double scale = 1.0;  ///< multiplies q.k
+  selection select{};
+  selector_knobs knobs{};
+};
+
+/// What one attention reads. Log-decays g <= 0 are [R,Hg,1] per token, or [1,Hg,1] with row stride 0 when constant;
+/// an empty view means no gate. `past_*` are the tokens before row 0 of each sequence, empty when there are none.
+template <class T>
+struct attention_input {
+  view3<T const> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<T const> g_rhk{};
+  view4<T const> past_k_nlhk{}, past_v_nlhv{}, past_g_nlhk{};  ///< capacity on axis L; the oldest token first
+  index_t const* past_length = nullptr;                   ///< [N] tokens held, nullptr: none
+
+  index_t past(index_t n) const noexcept { return past_length ? past_length[n] : 0; }
+};
+
+/// Where the derivatives go; layouts as in attention_input. Written, not added; empty views are left out.
+template <class T>
+struct attention_gradient {
+  view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
+  view4<T> past_k_nlhk{}, past_v_nlhv{}, past_g_nlhk{};
+};
+
+/// What a test or a probe may look at; every view may be empty.
+struct attention_record {
+  view2<index_t> choice_rh{};  ///< the selected key or chunk, counted inside its sequence; -1: none
+  view2<double> lse_rh{};     ///< log-sum-exp over the visible keys at the (backward) temperature
+};
+
+namespace detail {
+inline void expect_dividing_heads(char const* what, index_t count, index_t heads) {
+  if (count >= 1 && heads >= 1 && heads % count == 0) return;
+  throw shape_error(std::string("seqmix: attention: ") + what + " must divide the " + std::to_string(heads) +
+                    " query heads, got " + std::to_string(count));
+}
+inline void expect_at_least_one(char const* what, index_t count) {
+  if (count >= 1) return;
+  throw value_error(std::string("seqmix: attention: ") + what + " must be at least 1, got " + std::to_string(count));
+}
+}  // namespace detail
+
+/// Checks the sizes and numbers that a selector of this kind reads; every attention kernel calls it first.
+/// Throws shape_error for head counts that do not divide the query heads, value_error for a window or chunk below 1, a
+/// temperature that is not above 0, a hard fraction outside [0, 1] and a shared choice of a selector that routes nothing.
+inline void validate(attention_shape const& s, which_spec const& which) {
+  detail::expect_dividing_heads("key_heads", s.key_heads, s.heads);
+  detail::expect_dividing_heads("value_heads", s.value_heads, s.heads);
+  detail::expect_dividing_heads("gate_heads", s.gate_heads, s.heads);
+  if (which.windowed) detail::expect_at_least_one("window (keys a query sees, itself among them)", s.select.window);
+  if (which.routed || which.own_chunk) detail::expect_at_least_one("chunk (keys per chunk)", s.select.chunk);
+  if (!(s.knobs.temperature > 0.0))
+    throw value_error("seqmix: attention: temperature must be above 0, got " + std::to_string(s.knobs.temperature));
+  if (!(s.knobs.forward_temperature >= 0.0))
+    throw value_error("seqmix: attention: forward_temperature must be above 0, or 0 for the same as temperature, got " +
+                      std::to_string(s.knobs.forward_temperature));
+  if (!(s.knobs.hard_fraction >= 0.0 && s.knobs.hard_fraction <= 1.0))
+    throw value_error("seqmix: attention: hard_fraction must lie in [0, 1], got " +
+                      std::to_string(s.knobs.hard_fraction));
+  if (s.select.shared_choice && !which.routed)
+    throw value_error("seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
+}
+
+}  // namespace seqmix::inline v0

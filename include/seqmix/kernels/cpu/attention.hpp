@@ -1,0 +1,421 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <seqmix/kernels/attention_shape.hpp>
+#include <seqmix/kernels/cpu/pack.hpp>
+#include <seqmix/kernels/cpu/tile_product.hpp>
+#include <seqmix/tensor/arena.hpp>
+#include <seqmix/tensor/parallel_for.hpp>
+
+/// Tiled attention for any `which` and `how`: scores live in a tile of 64 x 64, keys are packed once per head, no T x T
+/// memory. Work is cut by (sequence, head); shared key heads add up in the order of their query heads.
+namespace seqmix::inline v0::kernels {
+
+/// What forward keeps for backward: per row what the selector asks for, and its soft output where a hard selector's
+/// surrogate needs it. Bytes: R H sizeof(How::saved) [+ R H V sizeof(T)].
+template <class How, class T>
+struct attention_saved {
+  typename How::template saved<T>* row = nullptr;  ///< [R,H]
+  view3<T> soft_rhv;
+
+  static attention_saved carve(arena& a, attention_shape const& s) {
+    attention_saved saved;
+    saved.row = a.take<typename How::template saved<T>>(s.seq.rows() * s.heads);
+    if constexpr (How::spec.soft_output) saved.soft_rhv = a.take_view<T, 3>({s.seq.rows(), s.heads, s.value_dim});
+    return saved;
+  }
+};
+
+namespace detail {
+
+inline constexpr index_t tile_rows = 64;  ///< queries per block
+inline constexpr index_t tile_keys = 64;  ///< keys per tile
+
+/// One thread's memory for one head of one sequence of `keys` tokens, past ones included.
+template <class Isa, class How, class T>
+struct attention_scratch {
+  T *key_t, *value, *q, *score, *forward, *acc;               // forward
+  T *key, *value_t, *gv, *d_score, *dout, *d_q, *d_key, *d_value;  // backward
+  double *g, *d_g;
+  typename How::template row<T>* run;
+  key_ranges* seen;
+
+  static attention_scratch carve(arena& a, attention_shape const& s, index_t keys, bool backward) {
+    index_t const wide = (keys + tile_keys - 1) / tile_keys * tile_keys;
+    index_t const kp = simd::padded<Isa, T>(s.key_dim), vp = simd::padded<Isa, T>(s.value_dim);
+    attention_scratch w{};
+    w.key_t = a.take<T>(wide * s.key_dim);
+    w.value = a.take<T>(wide * vp);
+    w.q = a.take<T>(tile_rows * kp);
+    w.score = a.take<T>(tile_rows * tile_keys);
+    w.forward = a.take<T>(tile_rows * tile_keys);
+    w.acc = a.take<T>(tile_rows * vp);
+    w.g = a.take<double>(keys);
+    w.run = a.take<typename How::template row<T>>(tile_rows);
+    w.seen = a.take<key_ranges>(tile_rows);
+    if (!backward) return w;
+    w.key = a.take<T>(wide * kp);
+    w.value_t = a.take<T>(wide * s.value_dim);
+    w.gv = a.take<T>(tile_rows * tile_keys);
+    w.d_score = a.take<T>(tile_rows * tile_keys);
+    w.dout = a.take<T>(tile_rows * vp);
+    w.d_q = a.take<T>(tile_rows * kp);
+    w.d_key = a.take<T>(wide * kp);
+    w.d_value = a.take<T>(wide * vp);
+    w.d_g = a.take<double>(keys);
+    return w;
+  }
+};
+
+/// Padded rows [count, channels] to tiles [tile][channel][key], zero beyond the end.
+template <class T>
+void transpose_tiles(T const* from, index_t from_row, index_t count, index_t channels, T* to) noexcept {
+  for (index_t j0 = 0; j0 < count; j0 += tile_keys, to += channels * tile_keys)
+    transpose(from + j0 * from_row, from_row, std::min(tile_keys, count - j0), channels, to, tile_keys);
+}
+
+/// One head of one sequence.
+template <class Which, class How, class Isa, class T>
+class attention_head {
+ public:
+  attention_head(attention_shape const& s, attention_input<T> const& in, index_t n, index_t h,
+                 attention_scratch<Isa, How, T> const& w)
+      : s_(s), in_(in), w_(w), n_(n), h_(h), hk_(h * s.key_heads / s.heads), hv_(h * s.value_heads / s.heads),
+        hg_(h * s.gate_heads / s.heads), first_(s.seq.begin(n)), rows_(s.seq.length(n)), past_(in.past(n)),
+        keys_(past_ + rows_), kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)),
+        two_temperatures_(How::spec.hard && s.knobs.forward() != s.knobs.temperature) {}
+
+  void forward(view3<T> o_rhv, attention_saved<How, T> const* saved, attention_record const& record) {
+    bool const soft = How::soft(s_.knobs, saved != nullptr);
+    pack_keys(false);
+    for (index_t i0 = 0; i0 < rows_; i0 += tile_rows) {
+      index_t const count = begin_block(i0);
+      std::fill_n(w_.acc, count * vp_, T(0));
+      std::fill_n(w_.run, count, typename How::template row<T>{});
+      for (index_t j0 = low_; j0 < high_; j0 += tile_keys) {
+        score_tile(count, i0, j0);
+        for (index_t i = 0; i < count; ++i) {
+          T const factor = How::template absorb<Isa>(w_.run[i], w_.score + i * tile_keys,
+                                                     two_temperatures_ ? w_.forward + i * tile_keys : nullptr,
+                                                     tile_keys, j0, soft);
+          if (soft && factor != T(1))
+            simd::map<Isa>(vp_, [=](auto const& x) { return x * factor; }, w_.acc + i * vp_, w_.acc + i * vp_);
+        }
+        if (soft)
+          tile_product<Isa>(count, vp_, tile_keys, tile_operand<T>{w_.score, tile_keys, 1}, w_.value + j0 * vp_, vp_,
+                            w_.acc, vp_, true);
+      }
+      end_block(i0, count, soft, o_rhv, saved, record);
+    }
+  }
+
+  void backward(view3<T const> o_rhv, view3<T const> d_o_rhv, attention_saved<How, T> const& saved,
+                attention_gradient<T> const& d, double* d_constant) {
+    pack_keys(true);
+    std::fill_n(w_.d_key, keys_padded() * kp_, T(0));
+    std::fill_n(w_.d_value, keys_padded() * vp_, T(0));
+    std::fill_n(w_.d_g, keys_, 0.0);
+    for (index_t i0 = 0; i0 < rows_; i0 += tile_rows) {
+      index_t const count = begin_block(i0);
+      copy_rows(d_o_rhv.at(first_ + i0, h_), d_o_rhv.stride[0], count, s_.value_dim, w_.dout, vp_);
+      std::fill_n(w_.d_q, count * kp_, T(0));
+      for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, o_rhv, saved);
+      T const scale = q_scale();
+      for (index_t i = 0; i < count; ++i)
+        for (index_t c = 0; c < s_.key_dim; ++c) *d.q_rhk.at(first_ + i0 + i, h_, c) = scale * w_.d_q[i * kp_ + c];
+    }
+    write_keys(d, d_constant);
+  }
+
+ private:
+  T q_scale() const noexcept { return T(s_.scale / s_.knobs.temperature); }
+  index_t keys_padded() const noexcept { return (keys_ + tile_keys - 1) / tile_keys * tile_keys; }
+
+  /// Keys and values of the past and of this call behind one another; the running log-decay G in double.
+  void pack_keys(bool backward) {
+    index_t const wide = keys_padded();
+    if (past_ > 0) copy_rows(in_.past_v_nlhv.at(n_, 0, hv_), in_.past_v_nlhv.stride[1], past_, s_.value_dim, w_.value, vp_);
+    copy_rows(in_.v_rhv.at(first_, hv_), in_.v_rhv.stride[0], rows_, s_.value_dim, w_.value + past_ * vp_, vp_);
+    std::fill(w_.value + keys_ * vp_, w_.value + wide * vp_, T(0));
+    if (!backward) {
+      transpose_keys();
+    } else {
+      if (past_ > 0) copy_rows(in_.past_k_nlhk.at(n_, 0, hk_), in_.past_k_nlhk.stride[1], past_, s_.key_dim, w_.key, kp_);
+      copy_rows(in_.k_rhk.at(first_, hk_), in_.k_rhk.stride[0], rows_, s_.key_dim, w_.key + past_ * kp_, kp_);
+      std::fill(w_.key + keys_ * kp_, w_.key + wide * kp_, T(0));
+      transpose_tiles(w_.key, kp_, keys_, s_.key_dim, w_.key_t);
+      transpose_tiles(w_.value, vp_, keys_, s_.value_dim, w_.value_t);
+    }
+    running_decay();
+  }
+  void transpose_keys() {
+    for (index_t j0 = 0; j0 < keys_; j0 += tile_keys) {
+      T* const to = w_.key_t + j0 * s_.key_dim;
+      for (index_t j = 0; j < tile_keys; ++j) {
+        index_t const key = j0 + j;
+        T const* const from = key < past_   ? in_.past_k_nlhk.at(n_, key, hk_)
+                              : key < keys_ ? in_.k_rhk.at(first_ + key - past_, hk_)
+                                            : nullptr;
+        for (index_t c = 0; c < s_.key_dim; ++c) to[c * tile_keys + j] = from ? from[c] : T(0);
+      }
+    }
+  }
+  bool gated() const noexcept { return in_.g_rhk.data != nullptr; }
+  bool constant_gate() const noexcept { return in_.g_rhk.stride[0] == 0; }
+  void running_decay() {
+    if (!gated()) return;
+    if (constant_gate()) {
+      for (index_t j = 0; j < keys_; ++j) w_.g[j] = double(in_.g_rhk(0, hg_, 0)) * double(j);
+      return;
+    }
+    double sum = 0.0;
+    for (index_t j = 0; j < keys_; ++j) {
+      sum += double(j < past_ ? in_.past_g_nlhk(n_, j, hg_, 0) : in_.g_rhk(first_ + j - past_, hg_, 0));
+      w_.g[j] = sum;
+    }
+  }
+
+  /// Scaled queries of a block, what its rows see, and the tiles it touches.
+  index_t begin_block(index_t i0) {
+    index_t const count = std::min(tile_rows, rows_ - i0);
+    copy_rows(in_.q_rhk.at(first_ + i0, h_), in_.q_rhk.stride[0], count, s_.key_dim, w_.q, kp_);
+    T const scale = q_scale();
+    for (index_t i = 0; i < count * kp_; ++i) w_.q[i] *= scale;
+    low_ = keys_;
+    high_ = 0;
+    for (index_t i = 0; i < count; ++i) {
+      w_.seen[i] = Which::blocks(past_ + i0 + i, -1, s_.select);
+      if (w_.seen[i].count == 0) continue;
+      low_ = std::min(low_, w_.seen[i].range[0].begin);
+      high_ = std::max(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
+    }
+    low_ = low_ / tile_keys * tile_keys;
+    return count;
+  }
+
+  /// score = scale q.k / temperature + bias where visible, -inf elsewhere; or times the decay, 0 elsewhere.
+  void score_tile(index_t count, index_t i0, index_t j0) {
+    tile_product<Isa>(count, tile_keys, s_.key_dim, tile_operand<T>{w_.q, kp_, 1}, w_.key_t + j0 * s_.key_dim, tile_keys,
+                      w_.score, tile_keys, false);
+    if (two_temperatures_) {
+      T const ratio = T(s_.knobs.temperature / s_.knobs.forward());
+      for (index_t x = 0; x < count * tile_keys; ++x) w_.forward[x] = w_.score[x] * ratio;
+    }
+    for (index_t i = 0; i < count; ++i) {
+      add_bias(i, i0, j0);
+      mask(w_.seen[i], j0, w_.score + i * tile_keys, How::spec.multiplies_decay ? T(0) : hidden);
+      if (two_temperatures_) mask(w_.seen[i], j0, w_.forward + i * tile_keys, hidden);
+    }
+  }
+  void add_bias(index_t i, index_t i0, index_t j0) {
+    if (!gated()) return;
+    double const here = w_.g[past_ + i0 + i];
+    index_t const n = std::min(tile_keys, keys_ - j0);
+    T* const score = w_.score + i * tile_keys;
+    if constexpr (How::spec.multiplies_decay) {
+      decay_row(here, j0, n);
+      for (index_t j = 0; j < n; ++j) score[j] *= decay_[j];
+    } else {
+      for (index_t j = 0; j < n; ++j) score[j] += bias(here - w_.g[j0 + j]);
+      if (two_temperatures_)
+        for (index_t j = 0; j < n; ++j) w_.forward[i * tile_keys + j] += bias(here - w_.g[j0 + j]);
+    }
+  }
+  static T bias(double difference) noexcept { return T(difference < -1e4 ? -1e4 : difference); }
+  /// e^(G_i - G_j) of one row; keys after the query are masked, their exponent is kept at 0.
+  void decay_row(double here, index_t j0, index_t n) {
+    for (index_t j = 0; j < tile_keys; ++j) decay_[j] = j < n ? T(std::min(0.0, here - w_.g[j0 + j])) : T(0);
+    simd::map<Isa>(tile_keys, [](auto const& x) { return simd::exp<Isa, T>(x); }, decay_, decay_);
+  }
+  static void mask(key_ranges const& seen, index_t j0, T* score, T nothing) noexcept {
+    index_t at = j0;
+    index_t const end = j0 + tile_keys;
+    for (int r = 0; r < seen.count; ++r) {
+      auto const range = seen.range[std::size_t(r)];
+      for (index_t j = at; j < std::min(range.begin, end); ++j) score[j - j0] = nothing;
+      at = std::max(at, std::min(range.end, end));
+    }
+    for (index_t j = at; j < end; ++j) score[j - j0] = nothing;
+  }
+
+  void end_block(index_t i0, index_t count, bool soft, view3<T> o_rhv, attention_saved<How, T> const* saved,
+                 attention_record const& record) {
+    for (index_t i = 0; i < count; ++i) {
+      index_t const r = first_ + i0 + i;
+      typename How::template saved<T> kept{};
+      auto const out = How::finish(w_.run[i], s_.knobs, kept);
+      T* const o = o_rhv.at(r, h_);
+      T const* const acc = w_.acc + i * vp_;
+      for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? T(0) : out.soft * acc[c];
+      if (out.chosen >= 0) {
+        T const* const v = w_.value + out.chosen * vp_;
+        for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? out.hard * v[c] : o[c] + out.hard * v[c];
+      }
+      if (saved) saved->row[r * s_.heads + h_] = kept;
+      if constexpr (How::spec.soft_output)
+        if (saved && soft)
+          for (index_t c = 0; c < s_.value_dim; ++c) *saved->soft_rhv.at(r, h_, c) = out.normaliser * acc[c];
+      if constexpr (requires { kept.lse; })
+        if (record.lse_rh) record.lse_rh(r, h_) = double(kept.lse);
+      if (record.choice_rh) record.choice_rh(r, h_) = out.chosen;
+    }
+  }
+
+  void backward_tile(index_t i0, index_t count, index_t j0, view3<T const> o_rhv, attention_saved<How, T> const& saved) {
+    score_tile(count, i0, j0);
+    tile_product<Isa>(count, tile_keys, s_.value_dim, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t + j0 * s_.value_dim,
+                      tile_keys, w_.gv, tile_keys, false);
+    for (index_t i = 0; i < count; ++i) {
+      T* const score = w_.score + i * tile_keys;
+      T* const d_score = w_.d_score + i * tile_keys;
+      auto const& kept = saved.row[(first_ + i0 + i) * s_.heads + h_];
+      How::template pullback<Isa>(kept, gradient_of_row(i, i0, kept, o_rhv, saved), score, w_.gv + i * tile_keys, d_score,
+                                  tile_keys, j0, s_.knobs);
+      if constexpr (How::spec.multiplies_decay) mask(w_.seen[i], j0, d_score, T(0));
+      if (gated()) gate_gradient(i, i0, j0, score, d_score);
+    }
+    tile_product<Isa>(count, kp_, tile_keys, tile_operand<T>{w_.d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_, w_.d_q, kp_,
+                      true);
+    tile_product<Isa>(tile_keys, kp_, count, tile_operand<T>{w_.d_score, 1, tile_keys}, w_.q, kp_, w_.d_key + j0 * kp_, kp_,
+                      true);
+    tile_product<Isa>(tile_keys, vp_, count, tile_operand<T>{w_.score, 1, tile_keys}, w_.dout, vp_, w_.d_value + j0 * vp_,
+                      vp_, true);
+  }
+  row_gradient<T> gradient_of_row(index_t i, index_t i0, typename How::template saved<T> const& kept,
+                                  view3<T const> o_rhv, attention_saved<How, T> const& saved) const {
+    T const* const g = w_.dout + i * vp_;
+    auto const dot = [&](T const* x) {
+      return simd::map_sum<Isa, T>(s_.value_dim, [](auto const& a, auto const& b) { return a * b; }, g, x);
+    };
+    index_t const r = first_ + i0 + i;
+    row_gradient<T> out;
+    if constexpr (How::spec.soft_output) {
+      if (How::soft(s_.knobs, true)) out.soft = dot(saved.soft_rhv.at(r, h_));
+      if (kept.chosen >= 0) out.chosen = dot(w_.value + kept.chosen * vp_);
+    } else {
+      out.soft = dot(o_rhv.at(r, h_));
+    }
+    return out;
+  }
+  /// The bias G_i - G_j (or the factor e^(G_i - G_j), whose derivative then also reaches the raw score).
+  void gate_gradient(index_t i, index_t i0, index_t j0, T const* score, T* d_score) {
+    index_t const query = past_ + i0 + i;
+    index_t const n = std::min(tile_keys, keys_ - j0);
+    double row = 0.0;
+    for (index_t j = 0; j < n; ++j) {
+      double const d = double(How::spec.multiplies_decay ? d_score[j] * score[j] : d_score[j]);
+      row += d;
+      w_.d_g[j0 + j] -= d;
+    }
+    w_.d_g[query] += row;
+    if constexpr (How::spec.multiplies_decay) {
+      decay_row(w_.g[query], j0, n);
+      for (index_t j = 0; j < n; ++j) d_score[j] *= decay_[j];
+    }
+  }
+
+  void write_keys(attention_gradient<T> const& d, double* d_constant) {
+    bool const key_first = h_ % (s_.heads / s_.key_heads) == 0, value_first = h_ % (s_.heads / s_.value_heads) == 0;
+    for (index_t j = 0; j < keys_; ++j) {
+      T* const dk = j < past_ ? (d.past_k_nlhk ? d.past_k_nlhk.at(n_, j, hk_) : nullptr) : d.k_rhk.at(first_ + j - past_, hk_);
+      T* const dv = j < past_ ? (d.past_v_nlhv ? d.past_v_nlhv.at(n_, j, hv_) : nullptr) : d.v_rhv.at(first_ + j - past_, hv_);
+      for (index_t c = 0; dk && c < s_.key_dim; ++c) dk[c] = w_.d_key[j * kp_ + c] + (key_first ? T(0) : dk[c]);
+      for (index_t c = 0; dv && c < s_.value_dim; ++c) dv[c] = w_.d_value[j * vp_ + c] + (value_first ? T(0) : dv[c]);
+    }
+    if (!gated()) return;
+    if (constant_gate()) {
+      double sum = 0.0;
+      for (index_t j = 0; j < keys_; ++j) sum += w_.d_g[j] * double(j);
+      *d_constant = sum;
+      return;
+    }
+    bool const gate_first = h_ % (s_.heads / s_.gate_heads) == 0;
+    double after = 0.0;
+    for (index_t j = keys_; j-- > 0;) {
+      after += w_.d_g[j];
+      T* const dg = j < past_ ? (d.past_g_nlhk ? d.past_g_nlhk.at(n_, j, hg_, 0) : nullptr)
+                              : (d.g_rhk ? d.g_rhk.at(first_ + j - past_, hg_, 0) : nullptr);
+      if (dg) *dg = T(after) + (gate_first ? T(0) : *dg);
+    }
+  }
+
+  static constexpr T hidden = -std::numeric_limits<T>::infinity();
+  attention_shape const& s_;
+  attention_input<T> const& in_;
+  attention_scratch<Isa, How, T> const& w_;
+  index_t n_, h_, hk_, hv_, hg_, first_, rows_, past_, keys_, kp_, vp_;
+  index_t low_ = 0, high_ = 0;
+  bool two_temperatures_;
+  alignas(64) T decay_[tile_keys];
+};
+
+/// Tokens of the longest sequence with its past; a dry run plans for a full cache.
+template <class T>
+index_t most_keys(attention_shape const& s, attention_input<T> const& in, bool dry) noexcept {
+  if (dry) return s.seq.longest() + in.past_k_nlhk.extent[1];
+  index_t most = 0;
+  for (index_t n = 0; n < s.seq.count(); ++n) most = std::max(most, s.seq.length(n) + in.past(n));
+  return most;
+}
+
+/// One scratch per thread, carved behind one another.
+template <class Scratch, class Make>
+Scratch* per_thread(arena& ws, int threads, Make const& make) {
+  Scratch* const all = ws.take<Scratch>(threads);
+  for (int t = 0; t < threads; ++t) {
+    Scratch const one = make();
+    if (all) all[t] = one;
+  }
+  return all;
+}
+
+}  // namespace detail
+
+/// o [R,H,V] = attention over the visible keys. `saved` is nullptr when no backward follows: a hard selector then skips
+/// its surrogate. Work: 2 K + 2 V flops a visible pair (2 K for hard selection without surrogate).
+/// Deterministic: the same bits for any number of threads.
+template <class Which, class How, class Isa, class Threads, class T>
+void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
+                       view3<same<T>> o_rhv, attention_saved<How, same<T>> const* saved, attention_record const& record, arena& ws) {
+  arena_scope const scope(ws);
+  index_t const keys = detail::most_keys(s, in, dev.dry);
+  auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(
+      ws, thread_count(dev), [&] { return detail::attention_scratch<Isa, How, T>::carve(ws, s, keys, false); });
+  parallel_for(dev, s.seq.count() * s.heads, [&](index_t unit, int thread) {
+    detail::attention_head<Which, How, Isa, T> head(s, in, unit / s.heads, unit % s.heads, scratch[thread]);
+    head.forward(o_rhv, saved, record);
+  });
+}
+
+/// The derivatives of attention_forward: scores are recomputed from q and k, weights from what was saved.
+template <class Which, class How, class Isa, class Threads, class T>
+void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
+                        view3<same<T> const> o_rhv, attention_saved<How, same<T>> const& saved, view3<same<T> const> d_o_rhv,
+                        attention_gradient<same<T>> const& d, arena& ws) {
+  arena_scope const scope(ws);
+  index_t const keys = detail::most_keys(s, in, dev.dry);
+  auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(
+      ws, thread_count(dev), [&] { return detail::attention_scratch<Isa, How, T>::carve(ws, s, keys, true); });
+  double* const d_constant = ws.take<double>(s.seq.count() * s.heads);
+  index_t const groups = std::gcd(std::gcd(s.key_heads, s.value_heads), s.gate_heads);
+  index_t const group = s.heads / groups;
+  parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
+    index_t const n = unit / groups;
+    for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; ++h) {
+      detail::attention_head<Which, How, Isa, T> head(s, in, n, h, scratch[thread]);
+      head.backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h);
+    }
+  });
+  if (dev.dry || !in.g_rhk || in.g_rhk.stride[0] != 0 || !d.g_rhk) return;
+  for (index_t h = 0; h < s.gate_heads; ++h) d.g_rhk(0, h, 0) = T(0);
+  for (index_t h = 0; h < s.heads; ++h) {
+    double sum = 0.0;
+    for (index_t n = 0; n < s.seq.count(); ++n) sum += d_constant[n * s.heads + h];
+    d.g_rhk(0, h * s.gate_heads / s.heads, 0) += T(sum);
+  }
+}
+
+}  // namespace seqmix::inline v0::kernels

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <algorithm>
+
+#include <seqmix/kernels/cpu/simd.hpp>
+
+/// Copies between views and the padded tiles that kernels compute on.
+namespace seqmix::inline v0::kernels::detail {
+
+/// Strided rows [count, channels] to rows of `to_row` elements, zero behind the channels.
+template <class T>
+void copy_rows(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t to_row) noexcept {
+  for (index_t i = 0; i < count; ++i) {
+    std::copy_n(from + i * from_row, channels, to + i * to_row);
+    std::fill(to + i * to_row + channels, to + (i + 1) * to_row, T(0));
+  }
+}
+
+/// Strided rows [count, channels] to [channels, width], zero behind `count`.
+template <class T>
+void transpose(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t width) noexcept {
+  for (index_t c = 0; c < channels; ++c) {
+    for (index_t j = 0; j < count; ++j) to[c * width + j] = from[j * from_row + c];
+    std::fill(to + c * width + count, to + (c + 1) * width, T(0));
+  }
+}
+
+/// Padded rows back into strided ones; added when the target was begun by an earlier head of a group.
+template <class T>
+void write_rows(T const* from, index_t from_row, index_t count, index_t channels, T scale, T* to, index_t to_row,
+                bool add) noexcept {
+  for (index_t i = 0; i < count; ++i)
+    for (index_t c = 0; c < channels; ++c)
+      to[i * to_row + c] = scale * from[i * from_row + c] + (add ? to[i * to_row + c] : T(0));
+}
+
+}  // namespace seqmix::inline v0::kernels::detail

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include <seqmix/tensor/device.hpp>
+
+/// Vectors by the compilers' own extension: one portable source for SSE2, AVX2, AVX-512 and NEON. Everything is inlined
+/// into kernels whose symbols carry the instruction set.
+namespace seqmix::inline v0::simd {
+
+template <class T, int Lanes>
+struct vector_of {
+  typedef T type __attribute__((vector_size(sizeof(T) * std::size_t(Lanes))));
+};
+template <class Isa, class T>
+using vec = typename vector_of<T, Isa::template lanes<T>>::type;
+
+template <class T>
+using integer_of = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+template <class Isa, class T>
+using ivec = typename vector_of<integer_of<T>, Isa::template lanes<T>>::type;
+
+#define SEQMIX_INLINE [[gnu::always_inline]] inline
+
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> load(T const* p) noexcept {
+  vec<Isa, T> v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class Isa, class T>
+SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) noexcept {
+  std::memcpy(p, &v, sizeof v);
+}
+/// All lanes x; minus zero stays minus zero.
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> broadcast(T x) noexcept {
+  return x - vec<Isa, T>{};
+}
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> larger(vec<Isa, T> const& a, vec<Isa, T> const& b) noexcept {
+  return a > b ? a : b;
+}
+/// Lanes are added in a fixed tree.
+template <class Isa, class T>
+SEQMIX_INLINE T sum(vec<Isa, T> const& v) noexcept {
+  constexpr int n = Isa::template lanes<T>;
+  alignas(64) T lane[std::size_t(n)];
+  std::memcpy(lane, &v, sizeof v);
+  for (int width = n / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  return lane[0];
+}
+template <class Isa, class T>
+SEQMIX_INLINE T greatest(vec<Isa, T> const& v) noexcept {
+  constexpr int n = Isa::template lanes<T>;
+  alignas(64) T lane[std::size_t(n)];
+  std::memcpy(lane, &v, sizeof v);
+  for (int width = n / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
+  return lane[0];
+}
+/// Lane numbers 0, 1, 2, ...
+template <class Isa, class T>
+SEQMIX_INLINE ivec<Isa, T> lane_index() noexcept {
+  ivec<Isa, T> v{};
+  for (int i = 0; i < Isa::template lanes<T>; ++i) v[i] = integer_of<T>(i);
+  return v;
+}
+
+/// e^x, relative error below 2 units in the last place; 0 below the smallest normal result (also for -inf), inf above
+/// the largest, NaN stays NaN. The reduction x = n log 2 + r is exact to two words; e^r by its Taylor series.
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> exp(vec<Isa, T> const& x) noexcept {
+  using V = vec<Isa, T>;
+  using I = ivec<Isa, T>;
+  constexpr bool single = sizeof(T) == 4;
+  constexpr T lowest = single ? T(-87.33654) : T(-708.3964185322641);
+  constexpr T highest = single ? T(88.37626) : T(709.782712893384);
+  constexpr T magic = single ? T(12582912.0) : T(6755399441055744.0);
+  constexpr T high = single ? T(0.693359375) : T(0.6931471803691238);
+  constexpr T low = single ? T(-2.12194440e-4) : T(1.9082149292705877e-10);
+  constexpr int mantissa = single ? 23 : 52;
+  constexpr int bias = single ? 127 : 1023;
+
+  V const zero{};
+  V const bounded = x < lowest ? broadcast<Isa, T>(lowest) : (x > highest ? broadcast<Isa, T>(highest) : x);
+  V const shifted = bounded * T(1.4426950408889634) + magic;
+  V const n = shifted - magic;
+  V const r = (bounded - n * high) - n * low;
+  V p;
+  if constexpr (single) {
+    p = broadcast<Isa, T>(T(1.0 / 5040));
+    p = p * r + T(1.0 / 720);
+  } else {
+    p = broadcast<Isa, T>(T(1.0 / 6227020800.0));
+    p = p * r + T(1.0 / 479001600.0);
+    p = p * r + T(1.0 / 39916800.0);
+    p = p * r + T(1.0 / 3628800.0);
+    p = p * r + T(1.0 / 362880.0);
+    p = p * r + T(1.0 / 40320.0);
+    p = p * r + T(1.0 / 5040);
+    p = p * r + T(1.0 / 720);
+  }
+  p = p * r + T(1.0 / 120);
+  p = p * r + T(1.0 / 24);
+  p = p * r + T(1.0 / 6);
+  p = p * r + T(0.5);
+  p = p * r + T(1);
+  p = p * r + T(1);
+  // The integer n sits in the low bits of `shifted`; two factors keep 2^n representable at both ends.
+  I const whole = std::bit_cast<I>(shifted) - std::bit_cast<I>(zero + magic);
+  I const half = whole >> 1;
+  V const first = std::bit_cast<V>((half + bias) << mantissa);
+  V const second = std::bit_cast<V>((whole - half + bias) << mantissa);
+  V const result = p * first * second;
+  V const top = x > highest ? zero + std::numeric_limits<T>::infinity() : result;
+  return x < lowest ? zero : (x == x ? top : x);
+}
+
+/// 1 / (1 + e^-x)
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> sigmoid(vec<Isa, T> const& x) noexcept {
+  return T(1) / (T(1) + exp<Isa, T>(-x));
+}
+
+/// Rounds a count up to whole vectors.
+template <class Isa, class T>
+constexpr index_t padded(index_t n) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  return (n + w - 1) / w * w;
+}
+
+/// Applies f to whole vectors of n elements and then to the tail through a padded copy, so that an element's result
+/// does not depend on where it stands. `out` may be one of the inputs.
+template <class Isa, class T, class F, class... In>
+SEQMIX_INLINE void map(index_t n, F const& f, T* out, In const*... in) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  index_t i = 0;
+  for (; i + w <= n; i += w) store<Isa>(out + i, f(load<Isa>(in + i)...));
+  if (i == n) return;
+  auto const tail = [&](T const* p) {
+    vec<Isa, T> v{};
+    std::memcpy(&v, p + i, std::size_t(n - i) * sizeof(T));
+    return v;
+  };
+  auto const last = f(tail(in)...);
+  std::memcpy(out + i, &last, std::size_t(n - i) * sizeof(T));
+}
+
+/// The sum of f over n elements: lanes first, the tail padded by zeros of the inputs (f(0, ...) must be 0).
+template <class Isa, class T, class F, class... In>
+SEQMIX_INLINE T map_sum(index_t n, F const& f, In const*... in) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  vec<Isa, T> total{};
+  index_t i = 0;
+  for (; i + w <= n; i += w) total += f(load<Isa>(in + i)...);
+  if (i < n) {
+    auto const tail = [&](T const* p) {
+      vec<Isa, T> v{};
+      std::memcpy(&v, p + i, std::size_t(n - i) * sizeof(T));
+      return v;
+    };
+    total += f(tail(in)...);
+  }
+  return sum<Isa, T>(total);
+}
+
+/// The sum of e^(x - shift) over n elements.
+template <class Isa, class T>
+SEQMIX_INLINE T map_sum_shifted(index_t n, T shift, T const* x) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  vec<Isa, T> total{};
+  index_t i = 0;
+  for (; i + w <= n; i += w) total += exp<Isa, T>(load<Isa>(x + i) - shift);
+  if (i < n) {
+    auto tail = broadcast<Isa, T>(-std::numeric_limits<T>::infinity());
+    std::memcpy(&tail, x + i, std::size_t(n - i) * sizeof(T));
+    total += exp<Isa, T>(tail - shift);
+  }
+  return sum<Isa, T>(total);
+}
+
+}  // namespace seqmix::inline v0::simd

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <seqmix/concepts/state.hpp>
+#include <seqmix/tensor/sequences.hpp>
+
+namespace seqmix::inline v0 {
+
+/// Sizes and numbers of one recurrence over packed or batched rows. H = `heads` is the number of states; state h reads
+/// query head h / (heads / query_heads), and so on for keys, values and gates.
+struct recurrence_shape {
+  sequences seq{};
+  index_t heads = 1, query_heads = 1, key_heads = 1, value_heads = 1, gate_heads = 1;
+  index_t key_dim = 1, value_dim = 1;
+  double scale = 1.0;   ///< multiplies q in the read
+  index_t chunk = 32;   ///< tokens computed together; changes the order of rounding, nothing else
+
+  /// Chunks before sequence n, all of them for n = seq.count().
+  index_t chunks_before(index_t n) const noexcept {
+    index_t sum = 0;
+    for (index_t m = 0; m < n; ++m) sum += (seq.length(m) + chunk - 1) / chunk;
+    return sum;
+  }
+};
+
+/// What one recurrence reads. Log-decays g <= 0 are [R,Hg,1] per head or [R,Hg,K] per channel (row stride 0 when
+/// constant), empty for no gate; `write` [R,Hg] scales what is written, `beta` [R,Hg] is the delta rule's strength;
+/// `initial` [N,H,K,V] is the state before the first token, empty for zero.
+template <class T>
+struct recurrence_input {
+  view3<T const> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
+  view2<T const> write_rh{}, beta_rh{};
+  view4<T const> initial_nhkv{};
+};
+
+/// Where the derivatives go; layouts as in recurrence_input. Written, not added; empty views are left out.
+template <class T>
+struct recurrence_gradient {
+  view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
+  view2<T> write_rh{}, beta_rh{};
+  view4<T> initial_nhkv{};
+};
+
+}  // namespace seqmix::inline v0

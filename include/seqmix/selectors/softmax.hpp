@@ -1,0 +1,113 @@
+#pragma once
+
+#include <limits>
+
+#include <seqmix/concepts/selector.hpp>
+#include <seqmix/kernels/cpu/simd.hpp>
+
+namespace seqmix::inline v0::selectors {
+
+namespace detail {
+
+/// p = softmax(raw / temperature + bias) of one row; all zero when nothing is visible or everything is -inf.
+template <scalar T>
+void softmax_row(T const* raw, T const* bias, index_t n, double temperature, T* p) noexcept {
+  using real = decltype(value_of(T{}));
+  real most = -std::numeric_limits<real>::infinity();
+  for (index_t j = 0; j < n; ++j) {
+    p[j] = raw[j] / T(temperature) + (bias ? bias[j] : T(0));
+    most = value_of(p[j]) > most ? value_of(p[j]) : most;
+  }
+  T sum(0);
+  for (index_t j = 0; j < n; ++j) {
+    // Where every score is -inf the difference would be NaN; a NaN score stays one.
+    bool const masked = value_of(p[j]) == -std::numeric_limits<real>::infinity();
+    p[j] = masked ? T(0) : exp(p[j] - T(most));
+    sum += p[j];
+  }
+  if (value_of(sum) == real(0)) return;
+  for (index_t j = 0; j < n; ++j) p[j] /= sum;
+}
+
+/// A softmax in one pass over tiles of scores: running maximum and sum. NaN scores make the row NaN.
+template <class T>
+struct softmax_run {
+  T most = -std::numeric_limits<T>::infinity();
+  T sum = T(0);
+
+  /// weight = e^(score - maximum so far); returns the factor for what was accumulated before this tile.
+  template <class Isa>
+  T absorb(T const* score, T* weight, index_t n) noexcept {
+    constexpr index_t w = Isa::template lanes<T>;
+    auto tile_most = simd::load<Isa>(score);
+    for (index_t j = w; j < n; j += w) tile_most = simd::larger<Isa, T>(tile_most, simd::load<Isa>(score + j));
+    T const before = most;
+    T const here = simd::greatest<Isa, T>(tile_most);
+    most = here > most ? here : most;
+    // While everything is -inf, subtracting 0 keeps the weights 0 and lets a NaN through.
+    T const level = most == -std::numeric_limits<T>::infinity() ? T(0) : most;
+    simd::vec<Isa, T> total{};
+    for (index_t j = 0; j < n; j += w) {
+      auto const e = simd::exp<Isa, T>(simd::load<Isa>(score + j) - level);
+      simd::store<Isa>(weight + j, e);
+      total += e;
+    }
+    T const factor = before == most ? T(1) : std::exp(before - level);
+    sum = sum * factor + simd::sum<Isa, T>(total);
+    return factor;
+  }
+  T lse() const noexcept { return sum == T(0) ? T(0) : most + std::log(sum); }
+  T inverse_sum() const noexcept { return sum == T(0) ? T(0) : T(1) / sum; }
+};
+
+/// score becomes p = e^(score - lse); d_score = p (g.v - g.o).
+template <class Isa, class T>
+void softmax_pullback(T lse, T g_soft, T* score, T const* gv, T* d_score, index_t n) noexcept {
+  for (index_t j = 0; j < n; j += Isa::template lanes<T>) {
+    auto const p = simd::exp<Isa, T>(simd::load<Isa>(score + j) - lse);
+    simd::store<Isa>(score + j, p);
+    simd::store<Isa>(d_score + j, p * (simd::load<Isa>(gv + j) - g_soft));
+  }
+}
+
+}  // namespace detail
+
+/// Weights p = softmax(q.k scale / temperature + bias) over the visible keys.
+struct softmax {
+  static constexpr std::string_view name = "softmax";
+  static constexpr how_spec spec{};
+
+  /// The definition on one row of n visible keys: weights on the values, and on values whose derivative is dropped.
+  template <scalar T>
+  static void weights(T const* raw, T const* bias, index_t n, selector_knobs const& knobs, T* on_values,
+                      T* on_stopped) noexcept {
+    detail::softmax_row(raw, bias, n, knobs.temperature, on_values);
+    for (index_t j = 0; j < n; ++j) on_stopped[j] = T(0);
+  }
+
+  template <class T>
+  using row = detail::softmax_run<T>;
+  template <class T>
+  struct saved {
+    T lse = T(0);  ///< log-sum-exp of the row; 0 for a row that sees nothing
+  };
+  static constexpr bool soft(selector_knobs const&, bool) noexcept { return true; }
+
+  template <class Isa, class T>
+  static T absorb(row<T>& run, T* score, T const*, index_t n, index_t, bool) noexcept {
+    return run.template absorb<Isa>(score, score, n);
+  }
+  template <class T>
+  static how_output<T> finish(row<T> const& run, selector_knobs const&, saved<T>& s) noexcept {
+    s.lse = run.lse();
+    return {run.inverse_sum(), T(0), -1, run.inverse_sum()};
+  }
+  template <class Isa, class T>
+  static void pullback(saved<T> const& s, row_gradient<T> const& g, T* score, T const* gv, T* d_score, index_t n, index_t,
+                       selector_knobs const&) noexcept {
+    detail::softmax_pullback<Isa>(s.lse, g.soft, score, gv, d_score, n);
+  }
+};
+static_assert(how<softmax>);
+
+}  // namespace seqmix::inline v0::selectors
