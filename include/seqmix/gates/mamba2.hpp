@@ -18,7 +18,7 @@ struct mamba2 {
 
   static double initial(std::size_t parameter, gate_element const& e) {
     if (parameter == a_log) return std::log(1.0 + 15.0 * e.uniform);
-    double const step = std::max(1e-4, std::exp(std::log(1e-3) + e.uniform * std::log(1e2)));
+    double const step = (std::max)(1e-4, std::exp(std::log(1e-3) + e.uniform * std::log(1e2)));
     return step + std::log(-std::expm1(-step));  // the inverse of softplus
   }
   template <class T>

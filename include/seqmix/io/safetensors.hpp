@@ -128,7 +128,7 @@ inline bool checked_bytes(std::span<index_t const> shape, dtype type, std::uint6
     if (extent < 0) return false;
     empty = empty || extent == 0;
     if (extent == 0) continue;
-    if (product > std::numeric_limits<index_t>::max() / extent) return false;
+    if (product > (std::numeric_limits<index_t>::max)() / extent) return false;
     product *= extent;
   }
   bytes = empty ? 0 : std::uint64_t(product);

@@ -76,4 +76,21 @@ inline void validate(attention_shape const& s, which_spec const& which) {
     throw value_error("seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
 }
 
+/// Checks that every view of an input fits the shape and is contiguous in its last axis; names the one that is not.
+template <class T>
+void validate_input(attention_shape const& s, attention_input<T> const& in) {
+  index_t const R = s.seq.rows();
+  expect_shape("attention query q", in.q_rhk, {R, s.heads, s.key_dim});
+  expect_shape("attention key k", in.k_rhk, {R, s.key_heads, s.key_dim});
+  expect_shape("attention value v", in.v_rhv, {R, s.value_heads, s.value_dim});
+  expect_contiguous("attention query q", in.q_rhk);
+  expect_contiguous("attention key k", in.k_rhk);
+  expect_contiguous("attention value v", in.v_rhv);
+  if (in.g_rhk) expect_shape("attention log-decay g", in.g_rhk, {-1, s.gate_heads, -1});
+  if (in.past_length) {
+    expect_shape("attention past keys", in.past_k_nlhk, {s.seq.count(), -1, s.key_heads, s.key_dim});
+    expect_shape("attention past values", in.past_v_nlhv, {s.seq.count(), -1, s.value_heads, s.value_dim});
+  }
+}
+
 }  // namespace seqmix::inline v0

@@ -40,4 +40,32 @@ struct recurrence_gradient {
   view4<T> initial_nhkv{};
 };
 
+/// Checks head counts, chunk and every view of a recurrence; names the one that does not fit.
+template <class T>
+void validate(recurrence_shape const& s, recurrence_input<T> const& in) {
+  struct count {
+    char const* what;
+    index_t heads;
+  };
+  for (auto const& c : {count{"query_heads", s.query_heads}, count{"key_heads", s.key_heads},
+                        count{"value_heads", s.value_heads}, count{"gate_heads", s.gate_heads}})
+    if (c.heads < 1 || s.heads % c.heads != 0)
+      throw shape_error(std::string("seqmix: recurrence: ") + c.what + " must divide heads = " + std::to_string(s.heads) +
+                        ", got " + std::to_string(c.heads));
+  if (s.chunk < 1)
+    throw value_error("seqmix: recurrence: chunk must be at least 1, got " + std::to_string(s.chunk));
+  index_t const R = s.seq.rows();
+  expect_shape("recurrence query q", in.q_rhk, {R, s.query_heads, s.key_dim});
+  expect_shape("recurrence key k", in.k_rhk, {R, s.key_heads, s.key_dim});
+  expect_shape("recurrence value v", in.v_rhv, {R, s.value_heads, s.value_dim});
+  expect_contiguous("recurrence query q", in.q_rhk);
+  expect_contiguous("recurrence key k", in.k_rhk);
+  expect_contiguous("recurrence value v", in.v_rhv);
+  if (in.g_rhk) expect_shape("recurrence log-decay g", in.g_rhk, {-1, s.gate_heads, in.g_rhk.extent[2] == 1 ? 1 : s.key_dim});
+  if (in.write_rh) expect_shape("recurrence write scale", in.write_rh, {-1, s.gate_heads});
+  if (in.beta_rh) expect_shape("recurrence beta", in.beta_rh, {-1, s.gate_heads});
+  if (in.initial_nhkv)
+    expect_shape("recurrence initial state", in.initial_nhkv, {s.seq.count(), s.heads, s.key_dim, s.value_dim});
+}
+
 }  // namespace seqmix::inline v0

@@ -13,6 +13,7 @@ enum class output_norm { none, per_head, full_width };
 /// What surrounds a mixer, as types: which code runs. Sizes and numbers are layer options.
 struct extras {
   norm_kind norm = norm_kind::rms;           ///< in front of the layer
+  bool residual = true;                      ///< x + f(x); false: f(x) alone, for branches that are summed elsewhere
   bool rope = false;                         ///< rotates queries and keys by their position
   bool conv = false;                         ///< short causal convolution and SiLU over values, keys and queries together
   bool skip = false;                         ///< own-token term o += D_h v
@@ -57,6 +58,8 @@ class layer {
   static std::string name() {
     std::string text = "layer[mixer=" + Mixer::name();
     if (E.norm == norm_kind::layer) text += ",norm=layer";
+    if (E.norm == norm_kind::none) text += ",norm=none";
+    if (!E.residual) text += ",branch";
     if (E.rope) text += ",rope";
     if (E.conv) text += ",conv";
     if (E.skip) text += ",skip";
@@ -169,7 +172,10 @@ class layer {
     }
     kernels::output_stage_forward(run.device, stage(), flat<T const>(keep.o_rhv), gate_z(keep.p_rc),
                                   head_gain_.data(run.parameters), y, keep.rstd);
-    kernels::detail::add_linear(run.device, x_rd, view2<T const>(y), out_.of(run.parameters), y_rd, ws);
+    if constexpr (E.residual)
+      kernels::detail::add_linear(run.device, x_rd, view2<T const>(y), out_.of(run.parameters), y_rd, ws);
+    else
+      kernels::linear_forward(run.device, view2<T const>(y), out_.of(run.parameters), y_rd, false, ws);
   }
 
   /// dx is written, parameters are added to; `d_after` is the derivative of the final state (nullptr: none), `d_before`
@@ -213,8 +219,8 @@ class layer {
                              conv_bias_.data(d_base), d_before ? d_before->window_ncj : view3<T>{}, ws);
     norm_.forward(run.device, run.parameters, x_rd, n, keep.norm);
     in_.backward(run.device, run.parameters, n, dp, dn, d_base, ws);
-    kernels::detail::copy(run.device, dy_rd, dx_rd);
-    norm_.backward(run.device, run.parameters, x_rd, keep.norm, dn, dx_rd, true, d_base, ws);
+    if constexpr (E.residual) kernels::detail::copy(run.device, dy_rd, dx_rd);
+    norm_.backward(run.device, run.parameters, x_rd, keep.norm, dn, dx_rd, E.residual, d_base, ws);
   }
 
  private:

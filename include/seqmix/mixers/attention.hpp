@@ -77,7 +77,7 @@ struct mixer<State, Gate, Selector> {
     using cache = mixer_detail::history_cache<T, token_gate>;
     static state carve(arena& a, mixer_shape const& s) { return {cache::carve(a, s, tokens(s))}; }
     static index_t elements(mixer_shape const& s) { return cache::elements(s, tokens(s)); }
-    static index_t tokens(mixer_shape const& s) { return windowed ? std::min(s.capacity, s.select.window - 1) : s.capacity; }
+    static index_t tokens(mixer_shape const& s) { return windowed ? (std::min)(s.capacity, s.select.window - 1) : s.capacity; }
   };
   template <class T>
   struct saved {
@@ -205,7 +205,7 @@ struct mixer<State, Gate, Selector> {
     }
   }
   static index_t keep(index_t all, index_t capacity, index_t n) {
-    if (windowed) return std::min(all, capacity);
+    if (windowed) return (std::min)(all, capacity);
     if (all > capacity)
       throw shape_error("seqmix: history state: sequence " + std::to_string(n) + " needs room for " + std::to_string(all) +
                         " tokens, the state holds " + std::to_string(capacity));

@@ -246,7 +246,7 @@ class language_model<pattern<Layers...>> {
         s.template emplace<I>(x.template carve_saved<T>(a, mem.run));
       });
       mem.saved.push_back(s);
-      most = std::max(most, a.used());
+      most = (std::max)(most, a.used());
     }
     a.rewind(most);
   }

@@ -45,7 +45,7 @@ struct top1 {
       if (chosen >= 0) held = stop(on_values[chosen]);
     }
     detail::softmax_row(raw, bias, n, knobs.temperature, on_values);
-    T const hard(knobs.hard_fraction), soft(1.0 - knobs.hard_fraction);
+    T const hard = T(knobs.hard_fraction), soft = T(1.0 - knobs.hard_fraction);
     for (index_t j = 0; j < n; ++j) {
       T const p = on_values[j];
       T const h = j == chosen ? held : T(0);
@@ -114,7 +114,8 @@ struct top1 {
   template <class T>
   static how_output<T> finish(row<T> const& run, selector_knobs const& knobs, saved<T>& s) noexcept {
     T const hard = T(knobs.hard_fraction);
-    s.lse = run.surrogate.lse();
+    // Where no softmax ran there is no log-sum-exp.
+    s.lse = run.surrogate.sum == T(0) && run.chosen >= 0 ? std::numeric_limits<T>::quiet_NaN() : run.surrogate.lse();
     s.chosen = run.chosen;
     s.held = hard;
     if (run.chosen < 0) return {};

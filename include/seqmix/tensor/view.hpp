@@ -116,8 +116,12 @@ namespace detail {
 template <std::size_t Rank>
 std::string shape_text(std::array<index_t, Rank> const& extent) {
   std::string text = "[";
-  for (std::size_t i = 0; i < Rank; ++i) text += (i ? "," : "") + std::to_string(extent[i]);
-  return text + "]";
+  for (std::size_t i = 0; i < Rank; ++i) {
+    if (i > 0) text += ',';
+    text += std::to_string(extent[i]);
+  }
+  text += ']';
+  return text;
 }
 }  // namespace detail
 

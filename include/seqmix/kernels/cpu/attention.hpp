@@ -74,7 +74,7 @@ struct attention_scratch {
 template <class T>
 void transpose_tiles(T const* from, index_t from_row, index_t count, index_t channels, T* to) noexcept {
   for (index_t j0 = 0; j0 < count; j0 += tile_keys, to += channels * tile_keys)
-    transpose(from + j0 * from_row, from_row, std::min(tile_keys, count - j0), channels, to, tile_keys);
+    transpose(from + j0 * from_row, from_row, (std::min)(tile_keys, count - j0), channels, to, tile_keys);
 }
 
 /// One head of one sequence.
@@ -180,7 +180,7 @@ class attention_head {
 
   /// Scaled queries of a block, what its rows see, and the tiles it touches.
   index_t begin_block(index_t i0) {
-    index_t const count = std::min(tile_rows, rows_ - i0);
+    index_t const count = (std::min)(tile_rows, rows_ - i0);
     copy_rows(in_.q_rhk.at(first_ + i0, h_), in_.q_rhk.stride[0], count, s_.key_dim, w_.q, kp_);
     T const scale = q_scale();
     for (index_t i = 0; i < count * kp_; ++i) w_.q[i] *= scale;
@@ -189,8 +189,8 @@ class attention_head {
     for (index_t i = 0; i < count; ++i) {
       w_.seen[i] = Which::blocks(past_ + i0 + i, -1, s_.select);
       if (w_.seen[i].count == 0) continue;
-      low_ = std::min(low_, w_.seen[i].range[0].begin);
-      high_ = std::max(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
+      low_ = (std::min)(low_, w_.seen[i].range[0].begin);
+      high_ = (std::max)(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
     }
     low_ = low_ / tile_keys * tile_keys;
     return count;
@@ -213,7 +213,7 @@ class attention_head {
   void add_bias(index_t i, index_t i0, index_t j0) {
     if (!gated()) return;
     double const here = w_.g[past_ + i0 + i];
-    index_t const n = std::min(tile_keys, keys_ - j0);
+    index_t const n = (std::min)(tile_keys, keys_ - j0);
     T* const score = w_.score + i * tile_keys;
     if constexpr (How::spec.multiplies_decay) {
       decay_row(here, j0, n);
@@ -235,8 +235,8 @@ class attention_head {
     index_t const end = j0 + tile_keys;
     for (int r = 0; r < seen.count; ++r) {
       auto const range = seen.range[std::size_t(r)];
-      for (index_t j = at; j < std::min(range.begin, end); ++j) score[j - j0] = nothing;
-      at = std::max(at, std::min(range.end, end));
+      for (index_t j = at; j < (std::min)(range.begin, end); ++j) score[j - j0] = nothing;
+      at = (std::max)(at, (std::min)(range.end, end));
     }
     for (index_t j = at; j < end; ++j) score[j - j0] = nothing;
   }
@@ -303,7 +303,7 @@ class attention_head {
   /// The bias G_i - G_j (or the factor e^(G_i - G_j), whose derivative then also reaches the raw score).
   void gate_gradient(index_t i, index_t i0, index_t j0, T const* score, T* d_score) {
     index_t const query = past_ + i0 + i;
-    index_t const n = std::min(tile_keys, keys_ - j0);
+    index_t const n = (std::min)(tile_keys, keys_ - j0);
     double row = 0.0;
     for (index_t j = 0; j < n; ++j) {
       double const d = double(How::spec.multiplies_decay ? d_score[j] * score[j] : d_score[j]);
@@ -357,7 +357,7 @@ template <class T>
 index_t most_keys(attention_shape const& s, attention_input<T> const& in, bool dry) noexcept {
   if (dry) return s.seq.longest() + in.past_k_nlhk.extent[1];
   index_t most = 0;
-  for (index_t n = 0; n < s.seq.count(); ++n) most = std::max(most, s.seq.length(n) + in.past(n));
+  for (index_t n = 0; n < s.seq.count(); ++n) most = (std::max)(most, s.seq.length(n) + in.past(n));
   return most;
 }
 
@@ -380,6 +380,9 @@ Scratch* per_thread(arena& ws, int threads, Make const& make) {
 template <class Which, class How, class Isa, class Threads, class T>
 void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
                        view3<same<T>> o_rhv, attention_saved<How, same<T>> const* saved, attention_record const& record, arena& ws) {
+  validate(s, Which::spec);
+  validate_input(s, in);
+  expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   arena_scope const scope(ws);
   index_t const keys = detail::most_keys(s, in, dev.dry);
   auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(
@@ -395,6 +398,10 @@ template <class Which, class How, class Isa, class Threads, class T>
 void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
                         view3<same<T> const> o_rhv, attention_saved<How, same<T>> const& saved, view3<same<T> const> d_o_rhv,
                         attention_gradient<same<T>> const& d, arena& ws) {
+  validate(s, Which::spec);
+  validate_input(s, in);
+  expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("attention output derivative d_o", d_o_rhv);
   arena_scope const scope(ws);
   index_t const keys = detail::most_keys(s, in, dev.dry);
   auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(

@@ -34,7 +34,7 @@ constexpr index_t blocks(index_t n, index_t block) noexcept { return (n + block 
 template <class T>
 view2<T> row_block(view2<T> x, index_t block, index_t size) noexcept {
   index_t const begin = block * size;
-  return x.slice(0, begin, std::min(size, x.extent[0] - begin));
+  return x.slice(0, begin, (std::min)(size, x.extent[0] - begin));
 }
 }  // namespace detail
 

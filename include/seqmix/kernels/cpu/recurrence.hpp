@@ -40,6 +40,8 @@ void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape co
                         view3<same<T>> o_rhv, recurrence_saved<same<T>> const* saved, view4<same<T>> final_nhkv,
                         arena& ws) {
   using parts = detail::recurrence_parts<Form, State, Isa, T>;
+  validate(s, in);
+  expect_shape("recurrence output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   arena_scope const scope(ws);
   auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
   parallel_for(dev, s.seq.count() * s.heads, [&](index_t unit, int thread) {
@@ -54,9 +56,12 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
                          recurrence_saved<same<T>> const& saved, view3<same<T> const> d_o_rhv,
                          view4<same<T> const> d_final_nhkv, recurrence_gradient<same<T>> const& d, arena& ws) {
   using parts = detail::recurrence_parts<Form, State, Isa, T>;
+  validate(s, in);
+  expect_shape("recurrence output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("recurrence output derivative d_o", d_o_rhv);
   arena_scope const scope(ws);
   auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, true);
-  index_t const decay_keys = std::max(index_t(1), in.g_rhk.extent[2]);
+  index_t const decay_keys = (std::max)(index_t(1), in.g_rhk.extent[2]);
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads * decay_keys);
   index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
   index_t const group = s.heads / groups;

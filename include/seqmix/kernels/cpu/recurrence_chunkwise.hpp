@@ -130,7 +130,7 @@ class chunkwise_head {
   /// The chunk's scaled queries, keys, scaled values, running decay, and the decayed copies that meet the state.
   void load_chunk(index_t at) {
     at_ = at;
-    count_ = std::min(s_.chunk, rows_ - at);
+    count_ = (std::min)(s_.chunk, rows_ - at);
     index_t const r = first_ + at;
     copy_rows(in_.q_rhk.at(r, head(s_.query_heads)), in_.q_rhk.stride[0], count_, K_, w_.q, kp_);
     copy_rows(in_.k_rhk.at(r, head(s_.key_heads)), in_.k_rhk.stride[0], count_, K_, w_.k, kp_);
@@ -158,7 +158,7 @@ class chunkwise_head {
     if (gated()) {
       alignas(64) T factor[64];
       for (index_t j0 = 0; j0 <= i; j0 += 64) {
-        index_t const n = std::min(index_t(64), Cp_ - j0);
+        index_t const n = (std::min)(index_t(64), Cp_ - j0);
         for (index_t j = 0; j < n; ++j) factor[j] = j0 + j <= i ? T(w_.G[i] - w_.G[j0 + j]) : T(0);
         simd::map<Isa>(
             n, [](auto const& x, auto const& e) { return x * simd::exp<Isa, T>(e); }, row + j0, row + j0, factor);

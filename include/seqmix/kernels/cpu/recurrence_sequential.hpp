@@ -57,7 +57,7 @@ class sequential_head {
     std::fill_n(d_constant, decay_keys(), 0.0);
     index_t const chunks = (rows_ + s_.chunk - 1) / s_.chunk, base = s_.chunks_before(n_);
     for (index_t c = chunks; c-- > 0;) {
-      index_t const begin = c * s_.chunk, end = std::min(rows_, begin + s_.chunk);
+      index_t const begin = c * s_.chunk, end = (std::min)(rows_, begin + s_.chunk);
       std::copy_n(saved_state(saved, base + c), K_ * vp_, w_.history);
       for (index_t t = begin; t < end; ++t) {
         load_token(t);

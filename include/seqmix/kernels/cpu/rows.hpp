@@ -17,7 +17,7 @@ inline constexpr index_t rows_per_block = 64;
 template <class Device, class Body>
 void for_row_blocks(Device dev, index_t rows, Body const& body) {
   parallel_for(dev, blocks(rows, rows_per_block), [&](index_t b, int) {
-    body(b, b * rows_per_block, std::min(rows, (b + 1) * rows_per_block));
+    body(b, b * rows_per_block, (std::min)(rows, (b + 1) * rows_per_block));
   });
 }
 
@@ -43,13 +43,17 @@ SEQMIX_INLINE V silu_slope(V const& x, V const& s) noexcept {
   return s + x * (s - s * s);
 }
 
-/// to = from, dense rows.
+/// to = from, or += when `add`.
 template <class Device, class T>
-void copy(Device dev, view2<T const> from_rc, view2<same<T>> to_rc) {
+void copy_or_add(Device dev, view2<T const> from_rc, view2<same<T>> to_rc, bool add) {
   for_row_blocks(dev, from_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r)
-      for (index_t c = 0; c < from_rc.extent[1]; ++c) to_rc(r, c) = from_rc(r, c);
+      for (index_t c = 0; c < from_rc.extent[1]; ++c) to_rc(r, c) = add ? to_rc(r, c) + from_rc(r, c) : from_rc(r, c);
   });
+}
+template <class Device, class T>
+void copy(Device dev, view2<T const> from_rc, view2<same<T>> to_rc) {
+  copy_or_add(dev, from_rc, to_rc, false);
 }
 
 /// y = x + h w': a projection onto the residual stream.
@@ -427,8 +431,8 @@ void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t con
   index_t low = 0, high = 0;
   for (index_t n = 0; n < seq.count(); ++n) {
     index_t const at = position_n ? position_n[n] : 0;
-    low = n == 0 ? at : std::min(low, at);
-    high = std::max(high, at + seq.length(n));
+    low = n == 0 ? at : (std::min)(low, at);
+    high = (std::max)(high, at + seq.length(n));
   }
   T* const table = ws.take<T>(2 * half * (ws.measuring() && position_n ? seq.longest() : high - low));
   if (ws.measuring()) return;
@@ -507,7 +511,7 @@ void embedding_backward(device::basic_cpu<Isa, Threads> dev, std::int32_t const*
   constexpr index_t strip = 64;
   index_t const D = dx_rd.extent[1];
   parallel_for(dev, detail::blocks(D, strip), [&](index_t s, int) {
-    index_t const begin = s * strip, end = std::min(D, begin + strip);
+    index_t const begin = s * strip, end = (std::min)(D, begin + strip);
     for (index_t r = 0; r < dx_rd.extent[0]; ++r) {
       T* const to = d_table_vd.at(tokens[r]);
       for (index_t d = begin; d < end; ++d) to[d] += dx_rd(r, d);

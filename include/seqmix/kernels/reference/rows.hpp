@@ -158,7 +158,7 @@ index_t cross_entropy_forward(device::reference, view2<T const> logits_rv, std::
     if (labels[r] < 0) continue;
     ++counted;
     auto most = value_of(logits_rv(r, 0));
-    for (index_t v = 1; v < logits_rv.extent[1]; ++v) most = std::max(most, value_of(logits_rv(r, v)));
+    for (index_t v = 1; v < logits_rv.extent[1]; ++v) most = (std::max)(most, value_of(logits_rv(r, v)));
     T sum(0);
     for (index_t v = 0; v < logits_rv.extent[1]; ++v) sum += exp(logits_rv(r, v) - T(most));
     *loss += T(most) + log(sum) - logits_rv(r, labels[r]);

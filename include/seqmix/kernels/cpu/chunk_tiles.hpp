@@ -1,0 +1,238 @@
+#pragma once
+
+#include <array>
+#include <limits>
+
+#include <seqmix/kernels/cpu/attention_parts.hpp>
+#include <seqmix/kernels/cpu/tile_product.hpp>
+#include <seqmix/selectors/softmax.hpp>
+
+/// The keys of one head cut into tiles that begin where their chunk begins, so that equal chunks get the same bits
+/// wherever they stand; and what router and attention both do with such a tile.
+namespace seqmix::inline v0::kernels::detail {
+
+inline constexpr index_t block_rows = 64;  ///< queries worked on together
+inline constexpr index_t block_keys = 64;  ///< row length of a tile of scores
+
+/// `keys` tokens in chunks, each chunk in tiles of `width` keys.
+struct chunk_grid {
+  index_t keys = 0, chunk = 1, count = 0, width = 1, per_chunk = 1;
+
+  template <class Isa, class T>
+  static chunk_grid of(index_t keys, index_t chunk) noexcept {
+    chunk_grid g;
+    g.keys = keys;
+    g.chunk = std::max<index_t>(1, (std::min)(chunk, keys));
+    g.count = (keys + g.chunk - 1) / g.chunk;
+    g.width = (std::min)(block_keys, simd::padded<Isa, T>(g.chunk));
+    g.per_chunk = (g.chunk + g.width - 1) / g.width;
+    return g;
+  }
+  index_t begin(index_t c) const noexcept { return c * chunk; }
+  index_t end(index_t c) const noexcept { return (std::min)((c + 1) * chunk, keys); }
+  /// Columns of all tiles, padding included.
+  index_t columns() const noexcept { return count * per_chunk * width; }
+  /// Row length of a table with one column per chunk.
+  index_t table_row() const noexcept { return (count + block_keys - 1) / block_keys * block_keys; }
+};
+
+/// Keys [begin, end) of one chunk.
+struct key_tile {
+  index_t chunk, begin, end;
+  index_t column;  ///< among chunk_grid::columns()
+  bool first;      ///< the chunk's first one
+
+  index_t size() const noexcept { return end - begin; }
+};
+
+/// Up to block_rows queries of a head in ascending order, and the keys that each of them is to meet.
+struct query_rows {
+  index_t count = 0;
+  std::array<index_t, std::size_t(block_rows)> row;
+  std::array<key_range, std::size_t(block_rows)> seen;
+
+  void clear() noexcept { count = 0; }
+  void add(index_t r, key_range keys) noexcept {
+    row[std::size_t(count)] = r;
+    seen[std::size_t(count++)] = keys;
+  }
+};
+
+/// One thread's memory for the tiles of one head of at most `keys` tokens.
+template <class T>
+struct chunk_tile_scratch {
+  T *key_t, *value, *q, *score;                                    // forward
+  T *key, *value_t, *dout, *gv, *d_score, *d_q, *d_key, *d_value;  // backward
+  double *g, *d_g;
+  query_rows* rows;
+
+  template <class Isa>
+  static chunk_tile_scratch carve(arena& a, attention_shape const& s, index_t keys, bool backward) {
+    index_t const columns = chunk_grid::of<Isa, T>(keys, s.select.chunk).columns();
+    index_t const kp = simd::padded<Isa, T>(s.key_dim), vp = simd::padded<Isa, T>(s.value_dim);
+    chunk_tile_scratch w{};
+    w.key_t = a.take<T>(columns * s.key_dim);
+    w.value = a.take<T>(keys * vp);
+    w.q = a.take<T>(block_rows * kp);
+    w.score = a.take<T>(block_rows * block_keys);
+    w.g = a.take<double>(keys);
+    w.rows = a.take<query_rows>(1);
+    if (!backward) return w;
+    w.key = a.take<T>(keys * kp);
+    w.value_t = a.take<T>(columns * s.value_dim);
+    w.dout = a.take<T>(block_rows * vp);
+    w.gv = a.take<T>(block_rows * block_keys);
+    w.d_score = a.take<T>(block_rows * block_keys);
+    w.d_q = a.take<T>(block_rows * kp);
+    w.d_key = a.take<T>(keys * kp);
+    w.d_value = a.take<T>(keys * vp);
+    w.d_g = a.take<double>(keys);
+    return w;
+  }
+};
+
+/// One head of one sequence in tiles, and the block of queries `rows` at work on them.
+template <class Isa, class T>
+class chunk_tiles {
+ public:
+  chunk_tiles(attention_shape const& shape, attention_input<T> const& in, index_t n, index_t h,
+              chunk_tile_scratch<T> const& scratch)
+      : s(shape), place(shape, in, n, h), grid(chunk_grid::of<Isa, T>(place.keys, shape.select.chunk)), w(scratch),
+        rows(*scratch.rows), kp(simd::padded<Isa, T>(shape.key_dim)), vp(simd::padded<Isa, T>(shape.value_dim)) {}
+
+  void pack_keys() const noexcept {
+    for_grid([&](index_t begin, index_t end, index_t column) {
+      transpose_tokens(
+          begin, end, [&](index_t j) { return place.key(j); }, s.key_dim, w.key_t + column * s.key_dim);
+    });
+  }
+  void pack_values() const noexcept {
+    for (index_t j = 0; j < place.keys; ++j) copy_rows(place.value(j), 0, 1, s.value_dim, w.value + j * vp, vp);
+  }
+  void pack_for_backward() const noexcept {
+    pack_keys();
+    pack_values();
+    for (index_t j = 0; j < place.keys; ++j) copy_rows(place.key(j), 0, 1, s.key_dim, w.key + j * kp, kp);
+    for_grid([&](index_t begin, index_t end, index_t column) {
+      transpose_tokens(
+          begin, end, [&](index_t j) { return place.value(j); }, s.value_dim, w.value_t + column * s.value_dim);
+    });
+    std::fill_n(w.d_key, place.keys * kp, T(0));
+    std::fill_n(w.d_value, place.keys * vp, T(0));
+    std::fill_n(w.d_g, place.keys, 0.0);
+  }
+
+  T q_scale() const noexcept { return T(s.scale / s.knobs.temperature); }
+  index_t position(index_t i) const noexcept { return place.past + rows.row[std::size_t(i)]; }
+
+  /// Scaled queries of the block.
+  void load_queries() const noexcept {
+    T const scale = q_scale();
+    for (index_t i = 0; i < rows.count; ++i) {
+      T* const q = w.q + i * kp;
+      copy_rows(place.query(rows.row[std::size_t(i)]), 0, 1, s.key_dim, q, kp);
+      for (index_t c = 0; c < s.key_dim; ++c) q[c] *= scale;
+    }
+  }
+
+  /// f(tile, i, end) for every tile that a query of the block is to meet, keys ascending; queries [i, end) meet it.
+  template <class F>
+  void for_tiles(F const& f) const {
+    index_t low = place.keys, high = 0;
+    for (index_t i = 0; i < rows.count; ++i) {
+      auto const seen = rows.seen[std::size_t(i)];
+      if (seen.size() == 0) continue;
+      low = (std::min)(low, seen.begin);
+      high = (std::max)(high, seen.end);
+    }
+    for (index_t c = low / grid.chunk; c * grid.chunk < high; ++c)
+      for (index_t t = 0; t < grid.per_chunk; ++t) {
+        index_t const begin = grid.begin(c) + t * grid.width;
+        index_t const limit = (std::min)(begin + grid.width, grid.end(c));
+        key_tile tile{c, begin, begin, (c * grid.per_chunk + t) * grid.width, t == 0};
+        index_t first = rows.count, last = 0;
+        for (index_t i = 0; i < rows.count; ++i) {
+          auto const seen = rows.seen[std::size_t(i)];
+          index_t const end = (std::min)(seen.end, limit);
+          if (std::max(seen.begin, begin) >= end) continue;
+          first = (std::min)(first, i);
+          last = i + 1;
+          tile.end = (std::max)(tile.end, end);
+        }
+        if (first < last) f(tile, first, last);
+      }
+  }
+
+  /// Columns of a tile in whole vectors.
+  static index_t columns(key_tile const& tile) noexcept { return simd::padded<Isa, T>(tile.size()); }
+  T* score(index_t i) const noexcept { return w.score + i * block_keys; }
+  T* gv(index_t i) const noexcept { return w.gv + i * block_keys; }
+  T* d_score(index_t i) const noexcept { return w.d_score + i * block_keys; }
+
+  /// scale q.k / temperature + bias where a query is to meet the key, -inf elsewhere.
+  void score_tile(key_tile const& tile, index_t first, index_t last) const noexcept {
+    tile_product<Isa>(last - first, columns(tile), s.key_dim, tile_operand<T>{w.q + first * kp, kp, 1},
+                      w.key_t + tile.column * s.key_dim, grid.width, score(first), block_keys, false);
+    for (index_t i = first; i < last; ++i) {
+      if (place.gated()) {
+        double const here = w.g[position(i)];
+        for (index_t j = 0; j < tile.size(); ++j) score(i)[j] += T(here - w.g[tile.begin + j]);
+      }
+      auto const seen = rows.seen[std::size_t(i)];
+      index_t const from = std::clamp<index_t>(seen.begin - tile.begin, 0, tile.size());
+      index_t const to = std::clamp<index_t>(seen.end - tile.begin, from, tile.size());
+      std::fill(score(i), score(i) + from, hidden);
+      std::fill(score(i) + to, score(i) + columns(tile), hidden);
+    }
+  }
+  /// gv = g.v of every pair, for the upstream gradients in w.dout.
+  void gv_tile(key_tile const& tile, index_t first, index_t last) const noexcept {
+    tile_product<Isa>(last - first, columns(tile), s.value_dim, tile_operand<T>{w.dout + first * vp, vp, 1},
+                      w.value_t + tile.column * s.value_dim, grid.width, gv(first), block_keys, false);
+  }
+  /// Hands d_score to the queries of the block, the keys and the gate.
+  void pull_scores(key_tile const& tile, index_t first, index_t last) const noexcept {
+    if (place.gated())
+      for (index_t i = first; i < last; ++i) {
+        double row = 0.0;
+        for (index_t j = 0; j < tile.size(); ++j) {
+          double const d = double(d_score(i)[j]);
+          row += d;
+          w.d_g[tile.begin + j] -= d;
+        }
+        w.d_g[position(i)] += row;
+      }
+    tile_product<Isa>(last - first, kp, tile.size(), tile_operand<T>{d_score(first), block_keys, 1},
+                      w.key + tile.begin * kp, kp, w.d_q + first * kp, kp, true);
+    tile_product<Isa>(tile.size(), kp, last - first, tile_operand<T>{d_score(first), 1, block_keys},
+                      w.q + first * kp, kp, w.d_key + tile.begin * kp, kp, true);
+  }
+
+  static constexpr T hidden = -std::numeric_limits<T>::infinity();
+  attention_shape const& s;
+  head_place<T> place;
+  chunk_grid grid;
+  chunk_tile_scratch<T> const& w;
+  query_rows& rows;
+  index_t kp, vp;
+
+ private:
+  template <class F>
+  void for_grid(F const& f) const noexcept {
+    for (index_t c = 0; c < grid.count; ++c)
+      for (index_t t = 0; t < grid.per_chunk; ++t) {
+        index_t const begin = grid.begin(c) + t * grid.width;
+        f(begin, (std::min)(begin + grid.width, grid.end(c)), (c * grid.per_chunk + t) * grid.width);
+      }
+  }
+  /// Tokens [begin, end) to [channel][width], zero behind the last.
+  template <class Token>
+  void transpose_tokens(index_t begin, index_t end, Token const& token, index_t channels, T* to) const noexcept {
+    for (index_t j = 0; j < grid.width; ++j) {
+      T const* const from = begin + j < end ? token(begin + j) : nullptr;
+      for (index_t c = 0; c < channels; ++c) to[c * grid.width + j] = from ? from[c] : T(0);
+    }
+  }
+};
+
+}  // namespace seqmix::inline v0::kernels::detail
