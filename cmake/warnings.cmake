@@ -1,0 +1,8 @@
+# The warnings of the developer's build and of the strict consumers in tests/packaging.
+set(seqmix_warnings
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Wcast-qual -Wcast-align
+  -Wdouble-promotion -Wundef -Wextra-semi -Wnon-virtual-dtor -Woverloaded-virtual -Wnull-dereference
+  -Wimplicit-fallthrough -Wformat=2)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND seqmix_warnings -Wduplicated-cond -Wduplicated-branches -Wlogical-op)
+endif()

@@ -1,0 +1,433 @@
+#include <cstring>
+#include <limits>
+
+#include <doctest/doctest.h>
+
+#include "../support/reference_run.hpp"
+#include <seqmix/kernels/cpu/routed_attention.hpp>
+
+// The fast kernels of the selectors that choose a chunk per query, against golden vectors and the reference.
+
+namespace {
+
+using namespace seqmix;
+using namespace seqmix::testing;
+using part = attention_case::part;
+
+template <class T>
+struct routed_result {
+  buffer<T> o;
+  std::vector<index_t> choice;
+  buffer<double> lse;
+  std::array<buffer<T>, 4> gradient;  ///< of q, k, v, g
+  std::array<buffer<T>, 3> past;      ///< of the past's keys, values and gates
+};
+
+/// Forward and, given a cotangent of o, backward.
+template <class Which, class T>
+routed_result<T> run_routed(attention_shape const& s, attention_input<T> const& in, buffer<T> const& cot_o,
+                            int threads) {
+  device::cpu dev;
+  dev.threads = threads;
+  index_t const rows = s.seq.rows();
+  index_t keys = 0;
+  for (index_t n = 0; n < s.seq.count(); ++n) keys = std::max(keys, s.seq.length(n) + in.past(n));
+  auto plan = arena::measure();
+  kernels::routed_saved<Which, T>::carve(plan, s);
+  plan.take<std::byte>(std::max(kernels::routed_attention_workspace<Which, T>(dev, s, keys, false),
+                                kernels::routed_attention_workspace<Which, T>(dev, s, keys, true)));
+  buffer<std::byte> block(plan.used());
+  std::memset(block.data(), 0xff, std::size_t(block.size()));  // NaN wherever it is read before it is written
+  arena memory(block);
+  auto const saved = kernels::routed_saved<Which, T>::carve(memory, s);
+
+  routed_result<T> out;
+  out.o = buffer<T>(rows * s.heads * s.value_dim);
+  out.choice.resize(std::size_t(rows * s.heads));
+  out.lse = buffer<double>(rows * s.heads);
+  view3<T> const o(out.o.data(), {rows, s.heads, s.value_dim});
+  attention_record const record{view2<index_t>(out.choice.data(), {rows, s.heads}),
+                                view2<double>(out.lse.data(), {rows, s.heads})};
+  kernels::routed_attention_forward<Which>(dev, s, in, o, &saved, record, memory);
+
+  attention_gradient<T> d;
+  auto const make3 = [](buffer<T>& b, view3<T const> const& like) {
+    b = buffer<T>(like.size());
+    b.fill(T(77));  // written, not added
+    view3<T> v(b.data(), like.extent);
+    if (like.stride[0] == 0) v.stride[0] = 0;
+    return v;
+  };
+  auto const make4 = [](buffer<T>& b, view4<T const> const& like) {
+    b = buffer<T>(like.size());
+    return view4<T>(b.data(), like.extent);
+  };
+  d.q_rhk = make3(out.gradient[part::q], in.q_rhk);
+  d.k_rhk = make3(out.gradient[part::k], in.k_rhk);
+  d.v_rhv = make3(out.gradient[part::v], in.v_rhv);
+  if (in.g_rhk) d.g_rhk = make3(out.gradient[part::g], in.g_rhk);
+  if (in.past_k_nlhk) d.past_k_nlhk = make4(out.past[0], in.past_k_nlhk);
+  if (in.past_v_nlhv) d.past_v_nlhv = make4(out.past[1], in.past_v_nlhv);
+  if (in.past_g_nlhk) d.past_g_nlhk = make4(out.past[2], in.past_g_nlhk);
+  view3<T const> const d_o(cot_o.data(), {rows, s.heads, s.value_dim});
+  kernels::routed_attention_backward<Which>(dev, s, in, o, saved, d_o, d, memory);
+  return out;
+}
+
+template <class T>
+using routed_function = routed_result<T> (*)(attention_shape const&, attention_input<T> const&, buffer<T> const&,
+                                             int);
+
+struct routed_functions {
+  routed_function<double> of_double;
+  routed_function<float> of_float;
+  reference_attention reference;
+};
+struct make_functions {
+  template <class Which, class How>
+  routed_functions operator()() const {
+    return {&run_routed<Which, double>, &run_routed<Which, float>, reference_of<Which, How>()};
+  }
+};
+routed_functions functions_for(selector_request const& s) { return with_routed_selector(s, make_functions{}); }
+
+template <class T>
+routed_result<T> run_case(routed_function<T> f, attention_case const& c, int threads = 1) {
+  auto const a = arrays_of<T>(c);
+  buffer<T> cot(c.cot_o.size());
+  for (index_t i = 0; i < cot.size(); ++i) cot[i] = T(c.cot_o[i]);
+  auto result = f(c.shape, a.in, cot, threads);
+  if (c.gate == attention_case::gate_source::slopes)
+    for (auto& x : result.gradient[part::g]) x = -x;
+  return result;
+}
+
+template <class T>
+void check_golden(routed_function<T> f, attention_case const& c) {
+  auto const out = run_case<T>(f, c);
+  auto const o = compare(out.o.data(), *c.o);
+  DOCTEST_CHECK_MESSAGE(o.good, o.text);
+  DOCTEST_CHECK_MESSAGE(out.choice == c.choice, c.name, ": other choices");
+  if (c.lse) {
+    auto const lse = compare(out.lse.data(), *c.lse);
+    DOCTEST_CHECK_MESSAGE(lse.error <= golden_tolerance<T>(*c.lse), lse.text);
+  }
+  for (auto which : {part::q, part::k, part::v, part::g})
+    if (c.input[which].gradient) {
+      auto const d = compare(out.gradient[which].data(), *c.input[which].gradient);
+      DOCTEST_CHECK_MESSAGE(d.good, d.text);
+    }
+}
+
+std::vector<selector_request> all_requests() {
+  std::vector<selector_request> all;
+  for (auto visible : {visible_keys::own_plus_top1, visible_keys::exactly_one, visible_keys::window_plus_top1})
+    for (auto score :
+         {chunk_score::mean_key, chunk_score::mean_key_prefix, chunk_score::exact_mass, chunk_score::exact_max})
+      for (auto gradient :
+           {chunk_gradient::index_constant, chunk_gradient::chunk_straight_through, chunk_gradient::gated})
+        for (auto probability : {chunk_probability::mass, chunk_probability::score}) {
+          if (visible == visible_keys::exactly_one && score == chunk_score::mean_key) continue;
+          if (probability == chunk_probability::score && gradient != chunk_gradient::chunk_straight_through)
+            continue;
+          selector_request s;
+          s.visible = visible;
+          s.score = score;
+          s.gradient = gradient;
+          s.probability = probability;
+          all.push_back(s);
+        }
+  return all;
+}
+std::string text_of(selector_request const& s) {
+  return "visible " + std::to_string(int(s.visible)) + ", score " + std::to_string(int(s.score)) + ", gradient " +
+         std::to_string(int(s.gradient)) + ", probability " + std::to_string(int(s.probability));
+}
+
+void add_token_gate(attention_case& c, index_t gate_heads, std::uint64_t seed) {
+  random_numbers random(seed);
+  c.gate = attention_case::gate_source::tokens;
+  c.shape.gate_heads = gate_heads;
+  c.input[part::g].value = buffer<double>(c.rows() * gate_heads);
+  for (auto& g : c.input[part::g].value) g = -random.uniform(0, 0.5);
+}
+void add_constant_gate(attention_case& c, index_t gate_heads) {
+  c.gate = attention_case::gate_source::log_decays;
+  c.shape.gate_heads = gate_heads;
+  c.input[part::g].value = buffer<double>(gate_heads);
+  for (index_t h = 0; h < gate_heads; ++h) c.input[part::g].value[h] = -0.05 * double(h + 1);
+}
+
+/// A random case whose sizes and options go round with `i`.
+attention_case ragged_case(index_t length, index_t i) {
+  constexpr std::array<index_t, 7> chunks{1, 3, 5, 8, 16, 64, 1000};
+  constexpr std::array<index_t, 3> windows{1, 3, 9};
+  auto c = random_attention_case(std::uint64_t(1000 + i),
+                                 {.length = length, .heads = 4, .key_heads = 2, .key_dim = 5, .value_dim = 3});
+  c.shape.select.chunk = chunks[std::size_t(i) % chunks.size()];
+  c.shape.select.window = windows[std::size_t(i) % windows.size()];
+  c.shape.select.shared_choice = i % 5 == 1;
+  c.shape.knobs.temperature = i % 2 ? 0.7 : 1.0;
+  if (i % 4 == 3) c.offsets = {0, length / 3, length / 3, length - length / 4, length};
+  if (i % 3 == 1) add_token_gate(c, i % 2 ? 4 : 1, std::uint64_t(i));
+  if (i % 3 == 2) add_constant_gate(c, i % 2 ? 2 : 4);
+  return c;
+}
+
+void check_against_reference(routed_functions const& f, attention_case& c, int directions) {
+  if (!c.offsets.empty()) c.shape.seq = sequences::packed(c.offsets);
+  auto const expected = run<double>(f.reference, c);
+  auto const found = run_case<double>(f.of_double, c);
+  DOCTEST_CHECK(greatest_difference(found.o, expected.o) <= 1e-12);
+  DOCTEST_CHECK(greatest_difference(found.lse, expected.lse) <= 1e-12);
+  DOCTEST_CHECK(found.choice == expected.choice);
+  random_numbers random(7);
+  for (int d = 0; d < directions; ++d) {
+    std::array<buffer<double>, attention_case::parts> direction;
+    double actual = 0, absolute = 0;
+    for (std::size_t which = 0; which < attention_case::parts; ++which) {
+      direction[which] = random.normals(c.input[which].value.size());
+      for (index_t i = 0; i < direction[which].size(); ++i) {
+        double const term = direction[which][i] * found.gradient[which][i];
+        actual += term;
+        absolute += std::abs(term);
+      }
+    }
+    double const slope = slopes_of_loss<1>(f.reference, c, [&](std::size_t which, index_t i) {
+      return std::array<double, 1>{direction[which][i]};
+    })[0];
+    DOCTEST_CHECK_MESSAGE(std::abs(slope - actual) <= 1e-10 * (absolute + 1e-3), "direction ", d, ": expected ",
+                          slope, ", got ", actual);
+  }
+}
+
+template <class T>
+bool same_bits(buffer<T> const& a, buffer<T> const& b) {
+  return a.size() == b.size() &&
+         (a.size() == 0 || std::memcmp(a.data(), b.data(), std::size_t(a.size()) * sizeof(T)) == 0);
+}
+
+}  // namespace
+
+DOCTEST_TEST_CASE(
+    "routed attention on the CPU gives the golden results of Top-1 chunk selection in double and float") {
+  auto const cases = golden_cases("top1", "top1_chunk_");
+  DOCTEST_REQUIRE(cases.size() == 34);
+  for (auto const& path : cases) {
+    auto const c = load_attention_case(path);
+    auto const f = functions_for(c.selector);
+    check_golden<double>(f.of_double, c);
+    check_golden<float>(f.of_float, c);
+  }
+}
+
+DOCTEST_TEST_CASE("routed attention on the CPU agrees with the reference on ragged sizes, forward and backward") {
+  std::vector<index_t> lengths;
+  for (index_t t = 1; t <= 40; ++t) lengths.push_back(t);
+  for (index_t t : {63, 64, 65}) lengths.push_back(t);
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto const f = functions_for(request);
+    for (auto length : lengths) {
+      auto c = ragged_case(length, i++);
+      DOCTEST_INFO(text_of(request), ", length ", length, ", chunk ", c.shape.select.chunk, ", window ",
+                   c.shape.select.window, ", case ", i - 1);
+      check_against_reference(f, c, 1);
+    }
+  }
+}
+
+DOCTEST_TEST_CASE(
+    "routed attention on the CPU agrees with the reference over several blocks of queries and tiles of keys") {
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto const f = functions_for(request);
+    for (index_t repeat = 0; repeat < 2; ++repeat) {
+      auto c = ragged_case(repeat ? 151 : 130, i);
+      if (repeat) c.shape.select.chunk = i % 2 ? 70 : 33;
+      ++i;
+      DOCTEST_INFO(text_of(request), ", chunk ", c.shape.select.chunk, ", window ", c.shape.select.window,
+                   ", case ", i - 1);
+      check_against_reference(f, c, 2);
+    }
+  }
+}
+
+DOCTEST_TEST_CASE("routed attention after a past continues the sequence, and hands the past its gradient") {
+  index_t i = 0;
+  for (auto const& request : all_requests())
+    for (index_t held : {1, 7, 20, 66}) {
+      auto c = ragged_case(held + 5 + i % 7 * 11, i);
+      c.offsets.clear();
+      ++i;
+      DOCTEST_INFO(text_of(request), ", past ", held, ", case ", i - 1);
+      auto const& s = c.shape;
+      index_t const width = s.heads * s.value_dim;
+      for (index_t x = 0; x < held * width; ++x) c.cot_o[x] = 0;
+      auto const f = functions_for(request).of_double;
+      auto const all = run_case<double>(f, c);
+
+      auto const a = arrays_of<double>(c);
+      index_t const rest = c.length - held;
+      auto shape = s;
+      shape.seq = sequences::batch(1, rest);
+      auto const as_past = [&](view3<double const> v) {
+        return view4<double const>(v.data, {1, held, v.extent[1], v.extent[2]},
+                                   {0, v.stride[0], v.stride[1], v.stride[2]});
+      };
+      attention_input<double> in;
+      in.q_rhk = a.in.q_rhk.slice(0, held, rest);
+      in.k_rhk = a.in.k_rhk.slice(0, held, rest);
+      in.v_rhv = a.in.v_rhv.slice(0, held, rest);
+      in.past_k_nlhk = as_past(a.in.k_rhk);
+      in.past_v_nlhv = as_past(a.in.v_rhv);
+      if (a.in.g_rhk) in.g_rhk = c.constant_gate() ? a.in.g_rhk : a.in.g_rhk.slice(0, held, rest);
+      if (a.in.g_rhk && !c.constant_gate()) in.past_g_nlhk = as_past(a.in.g_rhk);
+      in.past_length = &held;
+      buffer<double> cot(rest * width);
+      for (index_t x = 0; x < cot.size(); ++x) cot[x] = c.cot_o[held * width + x];
+      auto const after = f(shape, in, cot, 1);
+
+      auto const agrees = [](buffer<double> const& whole, buffer<double> const& first,
+                             buffer<double> const& second) {
+        DOCTEST_REQUIRE(whole.size() == first.size() + second.size());
+        double worst = 0;
+        for (index_t x = 0; x < whole.size(); ++x)
+          worst = std::max(worst, std::abs(whole[x] - (x < first.size() ? first[x] : second[x - first.size()])));
+        DOCTEST_CHECK(worst <= 1e-12);
+      };
+      buffer<double> none, o_of_past(held * width);
+      for (index_t x = 0; x < o_of_past.size(); ++x) o_of_past[x] = all.o[x];
+      agrees(all.o, o_of_past, after.o);
+      for (std::size_t x = 0; x < after.choice.size(); ++x)
+        DOCTEST_CHECK(after.choice[x] == all.choice[std::size_t(held * s.heads) + x]);
+      agrees(all.gradient[part::k], after.past[0], after.gradient[part::k]);
+      agrees(all.gradient[part::v], after.past[1], after.gradient[part::v]);
+      if (a.in.g_rhk)
+        agrees(all.gradient[part::g], c.constant_gate() ? none : after.past[2], after.gradient[part::g]);
+    }
+}
+
+DOCTEST_TEST_CASE("routed attention token by token makes the same choices as the whole sequence") {
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto c = ragged_case(41, i++);
+    if (i % 2) c.keys = attention_case::key_source::one;  // every score ties
+    c.offsets.clear();
+    auto const f = functions_for(request).of_double;
+    auto const whole = run_case<double>(f, c);
+    auto const a = arrays_of<double>(c);
+    auto shape = c.shape;
+    shape.seq = sequences::batch(1, 1);
+    buffer<double> const cot(shape.heads * shape.value_dim);
+    std::vector<index_t> choice;
+    for (index_t t = 0; t < c.length; ++t) {
+      auto const as_past = [&](view3<double const> v) {
+        return view4<double const>(v.data, {1, t, v.extent[1], v.extent[2]},
+                                   {0, v.stride[0], v.stride[1], v.stride[2]});
+      };
+      attention_input<double> in;
+      in.q_rhk = a.in.q_rhk.slice(0, t, 1);
+      in.k_rhk = a.in.k_rhk.slice(0, t, 1);
+      in.v_rhv = a.in.v_rhv.slice(0, t, 1);
+      in.past_k_nlhk = as_past(a.in.k_rhk);
+      in.past_v_nlhv = as_past(a.in.v_rhv);
+      if (a.in.g_rhk) in.g_rhk = c.constant_gate() ? a.in.g_rhk : a.in.g_rhk.slice(0, t, 1);
+      if (a.in.g_rhk && !c.constant_gate()) in.past_g_nlhk = as_past(a.in.g_rhk);
+      in.past_length = &t;
+      auto const one = f(shape, in, cot, 1);
+      choice.insert(choice.end(), one.choice.begin(), one.choice.end());
+    }
+    DOCTEST_CHECK_MESSAGE(choice == whole.choice, text_of(request));
+  }
+}
+
+DOCTEST_TEST_CASE("equal keys tie wherever they stand, and the first chunk wins, in float too") {
+  for (index_t chunk : {1, 3, 5, 16, 37, 100})
+    for (auto const& request : all_requests()) {
+      auto c = random_attention_case(5, {.length = 230, .heads = 2, .key_heads = 1, .key_dim = 5, .value_dim = 3});
+      c.shape.select.chunk = chunk;
+      c.shape.select.window = 4;
+      c.keys = attention_case::key_source::one;
+      // The partial own chunk has less mass, and a rounded sum may exceed its prefix's: no tie by definition.
+      if (request.visible == visible_keys::exactly_one && request.score != chunk_score::exact_max) continue;
+      if (request.gradient != chunk_gradient::index_constant) continue;
+      auto const f = functions_for(request);
+      auto const wrong = [&](std::vector<index_t> const& choice) {
+        index_t count = 0;
+        for (index_t i = 0; i < index_t(choice.size()); ++i) {
+          bool const none = request.visible != visible_keys::exactly_one && i / c.shape.heads < chunk;
+          count += choice[std::size_t(i)] != (none ? -1 : 0);
+        }
+        return count;
+      };
+      DOCTEST_CHECK_MESSAGE(wrong(run_case<double>(f.of_double, c).choice) == 0, text_of(request), ", chunk ",
+                            chunk);
+      DOCTEST_CHECK_MESSAGE(wrong(run_case<float>(f.of_float, c).choice) == 0, text_of(request), ", chunk ", chunk);
+    }
+}
+
+DOCTEST_TEST_CASE("routed attention has the same bits for one, two and three threads") {
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto c = ragged_case(70, i++);
+    if (!c.offsets.empty()) c.shape.seq = sequences::packed(c.offsets);
+    auto const f = functions_for(request).of_float;
+    auto const one = run_case<float>(f, c, 1);
+    for (int threads : {2, 3}) {
+      auto const more = run_case<float>(f, c, threads);
+      DOCTEST_CHECK(same_bits(one.o, more.o));
+      DOCTEST_CHECK(one.choice == more.choice);
+      DOCTEST_CHECK(same_bits(one.lse, more.lse));
+      for (std::size_t which = 0; which < 4; ++which)
+        DOCTEST_CHECK_MESSAGE(same_bits(one.gradient[which], more.gradient[which]), text_of(request), ", input ",
+                              which);
+    }
+  }
+}
+
+DOCTEST_TEST_CASE(
+    "a NaN key makes those rows of routed attention NaN that see it or may choose its chunk, and no others") {
+  constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto c = random_attention_case(std::uint64_t(++i), {.length = 40, .heads = 4, .key_heads = 2});
+    c.shape.select.chunk = 5;
+    c.shape.select.window = 3;
+    c.shape.select.shared_choice = i % 2;
+    c.input[part::k].value[12 * c.shape.key_heads * c.shape.key_dim] = not_a_number;
+    auto const f = functions_for(request);
+    auto const expected = run<double>(f.reference, c);
+    auto const found = run_case<double>(f.of_double, c);
+    bool same = true;
+    for (index_t x = 0; x < found.o.size(); ++x)
+      same = same &&
+             (std::isnan(expected.o[x]) ? std::isnan(found.o[x]) : std::abs(expected.o[x] - found.o[x]) <= 1e-12);
+    DOCTEST_CHECK_MESSAGE(same, text_of(request));
+  }
+}
+
+DOCTEST_TEST_CASE("routed attention keeps a gate of -inf finite, as the reference does") {
+  index_t i = 0;
+  for (auto const& request : all_requests()) {
+    auto c = random_attention_case(std::uint64_t(++i), {.length = 30, .heads = 2, .key_heads = 2});
+    c.shape.select.chunk = 4;
+    c.shape.select.window = 3;
+    add_token_gate(c, 2, 3);
+    c.input[part::g].value[11 * 2] = -std::numeric_limits<double>::infinity();
+    auto const f = functions_for(request);
+    auto const expected = run<double>(f.reference, c);
+    auto const found = run_case<double>(f.of_double, c);
+    // Sums near 1e4 have 12 digits left behind the point.
+    DOCTEST_CHECK_MESSAGE(greatest_difference(found.o, expected.o) <= 1e-10, text_of(request));
+    for (auto const& d : found.gradient)
+      for (double x : d) DOCTEST_CHECK(std::isfinite(x));
+    DOCTEST_CHECK(found.gradient[part::g][11 * 2] == 0);
+  }
+}
+
+DOCTEST_TEST_CASE("routed attention refuses a chunk below one before it computes") {
+  auto const f = functions_for(all_requests().front()).of_double;
+  auto c = random_attention_case(1);
+  DOCTEST_CHECK_THROWS_AS(run_case<double>(f, c), value_error);
+}

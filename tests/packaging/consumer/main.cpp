@@ -1,0 +1,40 @@
+// What a consumer writes: every test of this folder compiles this one file in its own way. Each function uses one
+// room of the library and returns true when the result is right.
+#include <array>
+#include <cstdio>
+
+#include <seqmix/tensor/arena.hpp>
+#include <seqmix/tensor/parallel_for.hpp>
+#include <seqmix/tensor/philox.hpp>
+#include <seqmix/tensor/sequences.hpp>
+#include <seqmix/version.hpp>
+
+namespace {
+
+bool use_tensors() {
+  seqmix::buffer<float> numbers(6);
+  seqmix::view2<float> const x_rc(numbers.data(), {2, 3});
+  seqmix::parallel_for(seqmix::device::cpu{2}, 2, [&](seqmix::index_t r, int) { x_rc(r, 2) = float(r + 1); });
+  return numbers[2] == 1.0f && numbers[5] == 2.0f && seqmix::sequences::batch(2, 3).rows() == 6;
+}
+
+bool use_random_numbers() { return seqmix::philox4x32({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5u; }
+
+}  // namespace
+
+int main() {
+  struct {
+    char const* name;
+    bool (*run)();
+  } constexpr uses[] = {
+      {"tensors", use_tensors},
+      {"random numbers", use_random_numbers},
+  };
+  int wrong = 0;
+  for (auto const& use : uses) {
+    bool const right = use.run();
+    std::printf("%s: %s\n", use.name, right ? "right" : "WRONG");
+    wrong += right ? 0 : 1;
+  }
+  return wrong;
+}

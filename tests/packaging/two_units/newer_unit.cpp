@@ -1,0 +1,2 @@
+#define SEQMIX_UNIT newer_unit
+#include "unit.inl"

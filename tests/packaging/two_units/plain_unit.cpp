@@ -1,0 +1,2 @@
+#define SEQMIX_UNIT plain_unit
+#include "unit.inl"
