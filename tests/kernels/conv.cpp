@@ -1,5 +1,6 @@
 #include "../support/golden.hpp"
 #include "../support/law_rows.hpp"
+#include <seqmix/kernels/cpu/convolution.hpp>
 
 // The causal convolution: golden vectors, carried windows, packed sequences.
 

@@ -23,6 +23,18 @@ struct routed_result {
   std::array<buffer<T>, 3> past;      ///< of the past's keys, values and gates
 };
 
+/// Room for what forward keeps and for the workspace, measured by a dry run of both directions.
+template <class Which, class T>
+buffer<std::byte> planned_memory(device::cpu dev, attention_shape const& s, attention_input<T> const& in) {
+  dev.dry = true;
+  auto plan = arena::measure();
+  auto const saved = kernels::routed_saved<Which, T>::carve(plan, s);
+  view3<T> const o(nullptr, {s.seq.rows(), s.heads, s.value_dim});
+  kernels::routed_attention_forward<Which>(dev, s, in, o, &saved, {}, plan);
+  kernels::routed_attention_backward<Which>(dev, s, in, o, saved, o, {}, plan);
+  return buffer<std::byte>(plan.peak());
+}
+
 /// Forward and, given a cotangent of o, backward.
 template <class Which, class T>
 routed_result<T> run_routed(attention_shape const& s, attention_input<T> const& in, buffer<T> const& cot_o,
@@ -30,13 +42,7 @@ routed_result<T> run_routed(attention_shape const& s, attention_input<T> const& 
   device::cpu dev;
   dev.threads = threads;
   index_t const rows = s.seq.rows();
-  index_t keys = 0;
-  for (index_t n = 0; n < s.seq.count(); ++n) keys = std::max(keys, s.seq.length(n) + in.past(n));
-  auto plan = arena::measure();
-  kernels::routed_saved<Which, T>::carve(plan, s);
-  plan.take<std::byte>(std::max(kernels::routed_attention_workspace<Which, T>(dev, s, keys, false),
-                                kernels::routed_attention_workspace<Which, T>(dev, s, keys, true)));
-  buffer<std::byte> block(plan.used());
+  auto block = planned_memory<Which, T>(dev, s, in);
   std::memset(block.data(), 0xff, std::size_t(block.size()));  // NaN wherever it is read before it is written
   arena memory(block);
   auto const saved = kernels::routed_saved<Which, T>::carve(memory, s);

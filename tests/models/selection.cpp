@@ -28,3 +28,9 @@ DOCTEST_TEST_CASE("a model of weighted Top-1 element blocks has the gradients of
   check_model_gradients<weighted>(sizes);
   check_model_difference<weighted>(sizes);
 }
+
+DOCTEST_TEST_CASE("a model of Top-1 chunk blocks has the gradient of its surrogate, and the laws hold") {
+  auto const chunks = variants::attention_options(16, 4, 2, 0, 3);
+  check_model_gradients<variants::top1_chunk>(chunks);
+  check_model_laws<variants::top1_chunk, double>(chunks);
+}

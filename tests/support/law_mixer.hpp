@@ -251,7 +251,7 @@ double relative_difference(std::vector<T> const& a, std::vector<U> const& b) {
   }
   return most == 0 ? 0 : most / std::max(size, 1e-300);
 }
-/// Equal bits, NaN apart.
+/// Equal numbers, and no NaN on either side.
 template <class T>
 bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());

@@ -25,6 +25,7 @@ mixer_shape law_shape(sequences seq, index_t capacity = 0) {
   s.chunk = 4;
   s.capacity = capacity > 0 ? capacity : seq.longest();
   s.select.window = 5;
+  s.select.chunk = 4;
   return s;
 }
 

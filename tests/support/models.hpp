@@ -138,6 +138,56 @@ void check_model_difference(typename Layer::options const& o, double tolerance =
                         ", a central difference ", difference);
 }
 
+/// Training over chained pieces: with the state carried forward and its derivative handed back, the gradient is that of one
+/// pass over the whole.
+template <class Layer>
+void check_model_pieces(typename Layer::options const& o, std::vector<index_t> const& pieces) {
+  DOCTEST_CAPTURE(Layer::name());
+  index_t length = 0;
+  for (index_t count : pieces) length += count;
+  small_model<Layer> const m(o, 2 * length);
+  auto const whole = gradient_of(m, sequences::batch(2, length));
+  using model_type = typename small_model<Layer>::model_type;
+  struct piece {
+    typename model_type::template memory<device::cpu, double> mem;
+    std::vector<std::int32_t> tokens;
+  };
+  std::vector<piece> done;
+  std::vector<typename model_type::template state<double>> states;
+  auto const new_state = [&] { return m.model.template make_state<double>(2, length); };
+  states.push_back(new_state());
+  double loss = 0;
+  for (index_t begin = 0; index_t count : pieces) {
+    piece p{m.model.template make_memory<double>(device::cpu{2}, sequences::batch(2, count), {.training = true, .capacity = length}), {}};
+    std::vector<std::int32_t> labels;
+    for (index_t n = 0; n < 2; ++n)
+      for (index_t t = begin; t < begin + count; ++t) {
+        p.tokens.push_back(m.tokens[std::size_t(n * length + t)]);
+        labels.push_back(m.labels[std::size_t(n * length + t)]);
+      }
+    states.push_back(new_state());
+    m.model.forward(p.mem, m.parameters.data(), p.tokens.data(), &states[states.size() - 2], &states.back());
+    loss += m.model.loss(p.mem, labels.data(), 1.0).loss;
+    done.push_back(std::move(p));
+    begin += count;
+  }
+  DOCTEST_CHECK(std::abs(loss - whole.loss) <= 1e-12 * whole.loss);
+  buffer<double> d(m.size());
+  auto d_final = new_state();
+  for (std::size_t i = done.size(); i-- > 0;) {
+    auto d_initial = new_state();
+    m.model.backward(done[i].mem, m.parameters.data(), done[i].tokens.data(), d.data(), &states[i], &d_final, &d_initial);
+    d_final = std::move(d_initial);
+  }
+  double most = 0, size = 0;
+  for (index_t i = 0; i < d.size(); ++i) {
+    double const difference = std::abs(d[i] - whole.d[i]);
+    if (!(difference <= most)) most = difference;
+    size = std::max(size, std::abs(whole.d[i]));
+  }
+  DOCTEST_CHECK_MESSAGE(most <= 1e-12 * size, pieces.size(), " pieces: gradient off by ", most, " of ", size);
+}
+
 /// The laws of a whole model: causality, steps and cuts with a carried state, packed sequences, exchanged sequences,
 /// threads. `exact` asks for equal bits where the arithmetic is the same.
 template <class Layer, class T>
@@ -205,6 +255,8 @@ void check_model_laws(typename Layer::options const& o) {
     DOCTEST_CHECK(difference(rows(now, 0, length), rows(all, length, length)) <= tolerance);
     DOCTEST_CHECK(difference(rows(now, length, length), rows(all, 0, length)) <= tolerance);
   }
+  if constexpr (std::is_same_v<T, double>)
+    for (auto const& pieces : std::vector<std::vector<index_t>>{{7, 6}, {1, 0, 3, 9}}) check_model_pieces<Layer>(o, pieces);
   {  // threads: the same bits, logits and gradients
     auto const one = gradient_of(m, pair, 1);
     for (int threads : {2, 3}) {

@@ -1,13 +1,16 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include <seqmix/train/adamw.hpp>
-
 #include "train/small_models.hpp"
+#include <seqmix/train/adamw.hpp>
 
 using namespace seqmix;
 
@@ -112,7 +115,9 @@ DOCTEST_TEST_CASE("P-T1: weight decay reaches the matrices and leaves the exempt
 DOCTEST_TEST_CASE("P-T1: the list of exempt names holds A_log, dt_bias, skip, norms and biases, and no matrix") {
   auto const model = small::model<small::mamba>();
   auto const exempt = model.parameters().without_weight_decay();
-  auto const holds = [&](std::string const& name) { return std::find(exempt.begin(), exempt.end(), name) != exempt.end(); };
+  auto const holds = [&](std::string const& name) {
+    return std::find(exempt.begin(), exempt.end(), name) != exempt.end();
+  };
   for (char const* layer : {"layers.0.mixer.", "layers.1.mixer."})
     for (char const* name : {"gate.A_log", "gate.dt_bias", "skip", "norm.weight", "head_norm.weight", "conv.bias"})
       DOCTEST_CHECK_MESSAGE(holds(std::string(layer) + name), layer, name);
@@ -127,17 +132,39 @@ DOCTEST_TEST_CASE("adamw: a tensor that is not trained keeps its bits whatever i
   list.initialise(1, start.data());
   auto const w = trained<float>(3, 1);
   auto const& fixed = list.at("room.fixed");
-  DOCTEST_CHECK(std::memcmp(w.data() + fixed.offset, start.data() + fixed.offset, std::size_t(fixed.size()) * 4) == 0);
+  DOCTEST_CHECK(std::memcmp(w.data() + fixed.offset, start.data() + fixed.offset, std::size_t(fixed.size()) * 4) ==
+                0);
   auto const& scale = list.at("room.scale");
   DOCTEST_CHECK(w[scale.offset] != start[scale.offset]);
+}
+
+DOCTEST_TEST_CASE_TEMPLATE("adamw: the vectorised root is right from 0 to infinity", T, float, double) {
+  using isa = device::cpu::isa;
+  constexpr auto lanes = std::size_t(isa::lanes<T>);
+  T in[lanes], out[lanes];
+  auto const check = [&](T x) {
+    std::fill_n(in, lanes, x);
+    simd::store<isa>(out, train::detail::root<isa, T>(simd::load<isa>(in)));
+    return out[lanes - 1];
+  };
+  T worst = 0;
+  for (T x = std::numeric_limits<T>::min(); x < std::numeric_limits<T>::max() / 4; x *= T(1.37))
+    worst = std::max(worst, std::abs(check(x) / std::sqrt(x) - 1));
+  DOCTEST_CHECK(worst <= 2 * std::numeric_limits<T>::epsilon());
+  T const infinity = std::numeric_limits<T>::infinity();
+  DOCTEST_CHECK(check(0) == T(0));
+  DOCTEST_CHECK(check(infinity) == infinity);
+  DOCTEST_CHECK(std::isnan(check(std::numeric_limits<T>::quiet_NaN())));
+  DOCTEST_CHECK(check(std::numeric_limits<T>::denorm_min()) < T(1e-18));
 }
 
 DOCTEST_TEST_CASE("adamw: numbers outside their range are refused") {
   auto const list = some_tensors();
   auto const make = [&](train::adamw_options o) { train::adamw<float> optimiser(list, o); };
   DOCTEST_CHECK_THROWS_WITH_AS(make({.beta1 = 1.0}), "seqmix: adamw: beta1 must be in [0, 1), got 1", option_error);
-  DOCTEST_CHECK_THROWS_WITH_AS(make({.beta2 = -0.5}), "seqmix: adamw: beta2 must be in [0, 1), got -0.5", option_error);
-  DOCTEST_CHECK_THROWS_WITH_AS(make({.eps = 0.0}), "seqmix: adamw: eps must be positive, got 0", option_error);
-  DOCTEST_CHECK_THROWS_WITH_AS(make({.weight_decay = -1e-9}), "seqmix: adamw: weight_decay must not be negative, got -1e-09",
+  DOCTEST_CHECK_THROWS_WITH_AS(make({.beta2 = -0.5}), "seqmix: adamw: beta2 must be in [0, 1), got -0.5",
                                option_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(make({.eps = 0.0}), "seqmix: adamw: eps must be positive, got 0", option_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(make({.weight_decay = -1e-9}),
+                               "seqmix: adamw: weight_decay must not be negative, got -1e-09", option_error);
 }

@@ -5,9 +5,8 @@
 
 #include <doctest/doctest.h>
 
-#include <seqmix/train/clip.hpp>
-
 #include "train/small_models.hpp"
+#include <seqmix/train/clip.hpp>
 
 using namespace seqmix;
 using doctest::Approx;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdint>
@@ -6,18 +7,19 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <span>
 #include <string>
 #include <sys/resource.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include <seqmix/train/loop.hpp>
-
 #include "train/small_models.hpp"
+#include <seqmix/train/loop.hpp>
 
 using namespace seqmix;
 namespace fs = std::filesystem;
@@ -36,12 +38,15 @@ struct files {
 
 // One process of a run: starts, or goes on from what an earlier one left. `on_step(trainer, metrics)`.
 template <class Model, class OnStep>
-std::string run(files const& where, train::trainer_options const& options, index_t every, std::atomic<bool> const* stop,
-                OnStep const& on_step) {
+std::string run(files const& where, train::trainer_options const& options, index_t every,
+                std::atomic<bool> const* stop, OnStep const& on_step) {
   io::json_lines_log log(where.log);
   train::trainer<Model> t(small::model<Model>(), options);
-  train::loop_options const loop{
-      .checkpoint = where.checkpoint, .checkpoint_every = every, .log = &log, .stop = stop, .facts = {{"data", "words"}}};
+  train::loop_options const loop{.checkpoint = where.checkpoint,
+                                 .checkpoint_every = every,
+                                 .log = &log,
+                                 .stop = stop,
+                                 .facts = {{"data", "words"}}};
   train::resume(t, loop);
   train::train_loop(t, source(), loop, [&](train::metrics const& m) {
     if (m.step % 4 == 0) log.append({{"step", m.step}, {"evaluation", m.loss * 2}});
@@ -92,8 +97,9 @@ std::string complaint_of(F const& f) {
 
 }  // namespace
 
-DOCTEST_TEST_CASE_TEMPLATE("resume: stopped at step 5 and resumed, weights, curve and log are those of a straight run", Model,
-                           small::transformer, small::mamba) {
+DOCTEST_TEST_CASE_TEMPLATE(
+    "resume: stopped at step 5 and resumed, weights, curve and log are those of a straight run", Model,
+    small::transformer, small::mamba) {
   files const straight, broken;
   auto const expected = run<Model>(straight, small::run_options(12));
   std::atomic<bool> stop{false};
@@ -116,6 +122,18 @@ DOCTEST_TEST_CASE("resume: a finished run stays as it is") {
   DOCTEST_CHECK(contents(where.log) == log);
 }
 
+DOCTEST_TEST_CASE("resume: without a checkpoint the run begins anew and only lines without a step stay") {
+  files const where;
+  io::json_lines_log log(where.log);
+  log.append({{"seed", 7}});
+  log.append({{"step", 0}, {"evaluation", 5.5}});
+  log.append({{"step", 1}, {"loss", 5.0}});
+  auto t = trained<small::mamba>(0);
+  DOCTEST_CHECK_FALSE(train::resume(t, {.checkpoint = where.checkpoint, .log = &log}));
+  DOCTEST_CHECK(t.step() == 0);
+  DOCTEST_CHECK(contents(where.log) == "{\"seed\":7}\n");
+}
+
 DOCTEST_TEST_CASE("resume: a step without counted labels survives a break") {
   auto const some = source();
   struct every_other {
@@ -126,8 +144,8 @@ DOCTEST_TEST_CASE("resume: a step without counted labels survives a break") {
   } const gaps{some};
   small::folder const here;
   auto const options = small::run_options(6);
-  train::trainer<small::mamba> straight(small::model<small::mamba>(), options), first(small::model<small::mamba>(), options),
-      second(small::model<small::mamba>(), options);
+  train::trainer<small::mamba> straight(small::model<small::mamba>(), options),
+      first(small::model<small::mamba>(), options), second(small::model<small::mamba>(), options);
   while (!straight.finished()) straight.step(gaps);
   while (first.step() < 4) first.step(gaps);
   train::save_checkpoint(here.path / "c", first);
@@ -191,7 +209,8 @@ DOCTEST_TEST_CASE("resume: another number of threads continues with the same bit
   files const straight, broken;
   auto const expected = run<small::transformer>(straight, small::run_options(8));
   std::atomic<bool> stop{false};
-  run<small::transformer>(broken, small::run_options(8, 2), 0, &stop, [&](auto const&, auto const& m) { stop = m.step == 3; });
+  run<small::transformer>(broken, small::run_options(8, 2), 0, &stop,
+                          [&](auto const&, auto const& m) { stop = m.step == 3; });
   DOCTEST_CHECK(run<small::transformer>(broken, small::run_options(8, 3)) == expected);
 }
 
@@ -210,7 +229,8 @@ DOCTEST_TEST_CASE("checkpoint: a NaN stops the run and the last good checkpoint 
   DOCTEST_CHECK(contents(where.log) == contents(straight.log));
 }
 
-DOCTEST_TEST_CASE("checkpoint: holds every tensor under its name, moments of the trained ones, and what the run is") {
+DOCTEST_TEST_CASE(
+    "checkpoint: holds every tensor under its name, moments of the trained ones, and what the run is") {
   small::folder const here;
   auto t = trained<small::mamba>(2);
   t.knobs().temperature = 0.1;
@@ -223,10 +243,10 @@ DOCTEST_TEST_CASE("checkpoint: holds every tensor under its name, moments of the
   DOCTEST_CHECK(elements == 3 * list.count());
   DOCTEST_CHECK(elements < 3 * list.size());
   auto const& dt = list.at("layers.1.mixer.gate.dt_bias");
-  for (auto const& [prefix, numbers] : std::map<std::string, float const*>{
-           {"", t.parameters().data()},
-           {"optimiser.m.", t.optimiser().first_moment().data()},
-           {"optimiser.v.", t.optimiser().second_moment().data()}}) {
+  for (auto const& [prefix, numbers] :
+       std::map<std::string, float const*>{{"", t.parameters().data()},
+                                           {"optimiser.m.", t.optimiser().first_moment().data()},
+                                           {"optimiser.v.", t.optimiser().second_moment().data()}}) {
     std::vector<float> read(2);
     file.read<float>(prefix + dt.name, read);
     DOCTEST_CHECK(read[0] == numbers[dt.offset]);
@@ -245,14 +265,15 @@ DOCTEST_TEST_CASE("checkpoint: holds every tensor under its name, moments of the
                                                                       {"learning_rate", "0.01"},
                                                                       {"library_version", "0.1.0"},
                                                                       {"knobs.temperature", "0.1"}})
-    DOCTEST_CHECK_MESSAGE(info.facts.at(name) == value, name);
+    DOCTEST_CHECK(info.facts.at(name) == value);
   train::trainer<small::mamba> other(small::model<small::mamba>(), small::run_options(12));
   train::load_checkpoint(here.path / "c", other, {{"data", "words"}});
   DOCTEST_CHECK(other.knobs().temperature == 0.1);
   DOCTEST_CHECK(small::bits_of(other) == small::bits_of(t));
 }
 
-DOCTEST_TEST_CASE("checkpoint: one of another variant, shape, seed, schedule or text is refused and changes nothing") {
+DOCTEST_TEST_CASE(
+    "checkpoint: one of another variant, shape, seed, schedule or text is refused and changes nothing") {
   small::folder const here;
   auto const path = here.path / "c";
   train::save_checkpoint(path, trained<small::mamba>(2), {{"data", "words"}});
@@ -269,7 +290,8 @@ DOCTEST_TEST_CASE("checkpoint: one of another variant, shape, seed, schedule or 
                 begin + "variant: expected " + small::transformer::name() + ", got " + small::mamba::name());
   auto shape = small::options<small::mamba>();
   shape.layers = 3;
-  DOCTEST_CHECK(refused(train::trainer<small::mamba>(small::mamba(shape), base)) == begin + "layers: expected 3, got 2");
+  DOCTEST_CHECK(refused(train::trainer<small::mamba>(small::mamba(shape), base)) ==
+                begin + "layers: expected 3, got 2");
   shape = small::options<small::mamba>();
   std::get<0>(shape.layer).recurrence_chunk = 8;
   DOCTEST_CHECK(refused(train::trainer<small::mamba>(small::mamba(shape), base)) ==
@@ -286,7 +308,8 @@ DOCTEST_TEST_CASE("checkpoint: one of another variant, shape, seed, schedule or 
   other = base;
   other.adamw.weight_decay = 0.0;
   DOCTEST_CHECK(refused(trained<small::mamba>(0, other)) == begin + "adamw.weight_decay: expected 0, got 0.1");
-  DOCTEST_CHECK(refused(trained<small::mamba>(0), {{"data", "numbers"}}) == begin + "data: expected numbers, got words");
+  DOCTEST_CHECK(refused(trained<small::mamba>(0), {{"data", "numbers"}}) ==
+                begin + "data: expected numbers, got words");
   train::trainer<small::mamba, double> wide(small::model<small::mamba>(), base);
   DOCTEST_CHECK(refused(std::move(wide)) == begin + "dtype: expected F64, got F32");
 }
@@ -335,10 +358,12 @@ DOCTEST_TEST_CASE("checkpoint: a file that is not a whole checkpoint is refused 
   io::write_safetensors(path, tensors, whole.metadata());
   DOCTEST_CHECK(load().ends_with(" tensors, got " + std::to_string(tensors.size())));
   save(0, whole.metadata());
-  DOCTEST_CHECK(load() == "");
+  train::load_checkpoint(path, t);
+  DOCTEST_CHECK(t.step() == 2);
 }
 
-DOCTEST_TEST_CASE("checkpoint: when the disk is full the run stops with the reason and the earlier checkpoint stays") {
+DOCTEST_TEST_CASE(
+    "checkpoint: when the disk is full the run stops with the reason and the earlier checkpoint stays") {
   files const where;
   auto const options = small::run_options(12);
   std::atomic<bool> stop{false};
@@ -349,8 +374,9 @@ DOCTEST_TEST_CASE("checkpoint: when the disk is full the run stops with the reas
     std::signal(SIGXFSZ, SIG_IGN);
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
     auto const complaint = complaint_of<file_error>([&] { run<small::transformer>(where, options, 2); });
-    bool const good = complaint.starts_with("seqmix: write " + where.checkpoint.string() + ": failed after 20000 of ") &&
-                      complaint.ends_with("File too large");
+    bool const good =
+        complaint.starts_with("seqmix: write " + where.checkpoint.string() + ": failed after 20000 of ") &&
+        complaint.ends_with("File too large");
     return good ? 0 : 1;
   });
   int const status = status_of(child);

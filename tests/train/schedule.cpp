@@ -2,9 +2,9 @@
 
 #include <seqmix/train/schedule.hpp>
 
+using doctest::Approx;
 using seqmix::index_t;
 using seqmix::train::warmup_cosine;
-using doctest::Approx;
 
 DOCTEST_TEST_CASE("schedule: rises linearly to the peak, falls along a cosine to the floor and stays there") {
   warmup_cosine const rate{.peak = 2.0, .warmup = 3, .total = 11, .floor = 0.1};

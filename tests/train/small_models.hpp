@@ -77,6 +77,9 @@ struct ignoring {
   }
 };
 
+/// Calls of operator new in this program so far.
+long allocations() noexcept;
+
 struct folder {
   std::filesystem::path path;
   folder() {

@@ -1,10 +1,8 @@
-#include <atomic>
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
-#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,37 +10,11 @@
 
 #include <doctest/doctest.h>
 
-#include <seqmix/train/trainer.hpp>
-
 #include "train/small_models.hpp"
+#include <seqmix/train/trainer.hpp>
 
 using namespace seqmix;
 using doctest::Approx;
-
-// ---- Every allocation of this program is counted --------------------------------------------------------------------
-
-namespace {
-std::atomic<long> allocations{0};
-void* counted(std::size_t size, std::size_t boundary) {
-  ++allocations;
-  void* const p = boundary == 0 ? std::malloc(size > 0 ? size : 1)
-                                : std::aligned_alloc(boundary, (size + boundary - 1) / boundary * boundary);
-  if (!p) throw std::bad_alloc();
-  return p;
-}
-}  // namespace
-void* operator new(std::size_t size) { return counted(size, 0); }
-void* operator new[](std::size_t size) { return counted(size, 0); }
-void* operator new(std::size_t size, std::align_val_t a) { return counted(size, std::size_t(a)); }
-void* operator new[](std::size_t size, std::align_val_t a) { return counted(size, std::size_t(a)); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace {
 
@@ -111,7 +83,9 @@ struct fixed {
 };
 
 train::trainer<toy, double> toy_trainer(index_t block, index_t accumulation, double clip = 0.0) {
-  return {toy(), {.steps = 10, .batch = 1, .block = block, .accumulation = accumulation, .learning_rate = 0.5, .clip = clip}};
+  return {
+      toy(),
+      {.steps = 10, .batch = 1, .block = block, .accumulation = accumulation, .learning_rate = 0.5, .clip = clip}};
 }
 
 auto sampler(std::vector<std::uint8_t> const& text) { return data::window_sampler(text, small::block, 11); }
@@ -134,8 +108,8 @@ DOCTEST_TEST_CASE("P-T2: accumulation divides by the counted labels of the whole
   DOCTEST_CHECK(one_batch.parameters()[0] == t.parameters()[0]);
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-T2: three micro-batches of one row are one batch of three rows", Model, small::transformer,
-                           small::mamba) {
+DOCTEST_TEST_CASE_TEMPLATE("P-T2: three micro-batches of one row are one batch of three rows", Model,
+                           small::transformer, small::mamba) {
   auto const text = small::text(2000);
   auto const all = sampler(text);
   small::ignoring<data::window_sampler> const source{all, 5};
@@ -167,7 +141,7 @@ DOCTEST_TEST_CASE("P-T3: ignored labels give no loss and rows of exactly 0") {
   };
   DOCTEST_CHECK(run({-100, 1, -100}, 1.0) == 1);
   DOCTEST_CHECK(loss == Approx(2.1698460196).epsilon(1e-7));
-  float const expected[] = {0.0420100661f, -0.8858048006f, 0.8437947345f};
+  double const expected[] = {0.0420100661, -0.8858048006, 0.8437947345};
   for (int i = 0; i < 3; ++i) {
     DOCTEST_CHECK(d[i] == 0.0f);
     DOCTEST_CHECK(d[3 + i] == Approx(expected[i]).epsilon(1e-6));
@@ -196,8 +170,8 @@ DOCTEST_TEST_CASE("P-T3: a step whose labels are all ignored changes nothing but
   DOCTEST_CHECK(t.step() == 2);
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("trainer: five steps have the same bits with 1, 2 and 3 threads", Model, small::transformer,
-                           small::mamba) {
+DOCTEST_TEST_CASE_TEMPLATE("trainer: five steps have the same bits with 1, 2 and 3 threads", Model,
+                           small::transformer, small::mamba) {
   auto const text = small::text(2000);
   auto const run = [&](int threads) {
     // More rows than a block of every kernel, so that there is work to share.
@@ -216,7 +190,8 @@ DOCTEST_TEST_CASE_TEMPLATE("trainer: five steps have the same bits with 1, 2 and
   DOCTEST_CHECK(one == run(3));
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("trainer: the loss falls on a text that repeats itself", Model, small::transformer, small::mamba) {
+DOCTEST_TEST_CASE_TEMPLATE("trainer: the loss falls on a text that repeats itself", Model, small::transformer,
+                           small::mamba) {
   auto const text = small::text(2000);
   train::trainer<Model> t(small::model<Model>(), small::run_options(60));
   auto const first = t.step(sampler(text));
@@ -227,20 +202,21 @@ DOCTEST_TEST_CASE_TEMPLATE("trainer: the loss falls on a text that repeats itsel
   DOCTEST_CHECK(m.step == 60);
   DOCTEST_CHECK(m.tokens == 60 * 3 * small::block);
   DOCTEST_CHECK(m.learning_rate == t.schedule().at(59));
-  DOCTEST_CHECK(m.loss < 2.0);
+  DOCTEST_CHECK(m.loss < first.loss - 3.0);
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("trainer: a NaN parameter stops the step before anything changes", Model, small::transformer,
-                           small::mamba) {
+DOCTEST_TEST_CASE_TEMPLATE("trainer: a NaN parameter stops the step before anything changes", Model,
+                           small::transformer, small::mamba) {
   auto const text = small::text(2000);
   train::trainer<Model> t(small::model<Model>(), small::run_options(10));
   t.step(sampler(text));
   t.parameters()[t.model().parameters().at("layers.1.mixer.out").offset] = std::numeric_limits<float>::quiet_NaN();
   auto const before = small::bits_of(t);
-  DOCTEST_CHECK_THROWS_WITH_AS(t.step(sampler(text)),
-                               "seqmix: trainer: step 2: the loss is nan (loss nan); the parameters are as they were after "
-                               "step 1",
-                               value_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(
+      t.step(sampler(text)),
+      "seqmix: trainer: step 2: the loss is nan (loss nan); the parameters are as they were after "
+      "step 1",
+      value_error);
   DOCTEST_CHECK(before == small::bits_of(t));
   DOCTEST_CHECK(t.step() == 1);
   DOCTEST_CHECK(t.optimiser().updates() == 1);
@@ -248,10 +224,11 @@ DOCTEST_TEST_CASE_TEMPLATE("trainer: a NaN parameter stops the step before anyth
 
 DOCTEST_TEST_CASE("trainer: an infinite gradient under a finite loss stops the step too") {
   train::trainer<infinite_gradient, float> bad(infinite_gradient(), {.steps = 10, .batch = 1, .block = 2});
-  DOCTEST_CHECK_THROWS_WITH_AS(bad.step(fixed{{1, 2}, {0, 0}}),
-                               "seqmix: trainer: step 1: the gradient norm is inf (loss 3); the parameters are as they were "
-                               "after step 0",
-                               value_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(
+      bad.step(fixed{{1, 2}, {0, 0}}),
+      "seqmix: trainer: step 1: the gradient norm is inf (loss 3); the parameters are as they were "
+      "after step 0",
+      value_error);
   DOCTEST_CHECK(bad.parameters()[0] == 2.0f);
   DOCTEST_CHECK(bad.optimiser().updates() == 0);
 }
@@ -270,9 +247,9 @@ DOCTEST_TEST_CASE_TEMPLATE("trainer: a step allocates nothing", Model, small::tr
   options.accumulation = 2;
   train::trainer<Model> t(small::model<Model>(), options);
   for (int i = 0; i < 3; ++i) {
-    long const before = allocations;
+    long const before = small::allocations();
     t.step(source);
-    DOCTEST_CHECK(allocations - before == 0);
+    DOCTEST_CHECK(small::allocations() == before);
   }
 }
 

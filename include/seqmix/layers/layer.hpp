@@ -1,5 +1,6 @@
 #pragma once
 
+#include <seqmix/kernels/cpu/convolution.hpp>
 #include <seqmix/layers/gate_room.hpp>
 #include <seqmix/layers/norm.hpp>
 #include <seqmix/layers/pass.hpp>
@@ -195,13 +196,11 @@ class layer {
     auto const dn = ws.take_view<T, 2>({R, x_rd.extent[1]});
     auto const d_gate = gate_.template carve<T>(ws, R);
 
-    kernels::output_stage_forward(run.device, stage(), flat<T const>(keep.o_rhv), gate_z(keep.p_rc),
-                                  head_gain_.data(run.parameters), wide, keep.rstd);
-    kernels::linear_backward_weight(run.device, view2<T const>(dy_rd), wide, out_.of(d_base), ws);
     kernels::linear_backward_input(run.device, view2<T const>(dy_rd), out_.of(run.parameters), d_wide, false, ws);
     kernels::output_stage_backward(run.device, stage(), flat<T const>(keep.o_rhv), gate_z(keep.p_rc),
                                    head_gain_.data(run.parameters), keep.rstd, d_wide, flat<T>(d_o), gate_z(dp),
-                                   head_gain_.data(d_base), ws);
+                                   head_gain_.data(d_base), ws, wide);
+    kernels::linear_backward_weight(run.device, view2<T const>(dy_rd), wide, out_.of(d_base), ws);
     auto const d_values = values(dp, du);
     Mixer::backward(run.device, shape(run), mixer_in<T>(keep), view3<T const>(keep.mixed_rhv), keep.mixer, view3<T const>(d_o),
                     before ? &before->mixer : nullptr, d_after ? &d_after->mixer : nullptr,

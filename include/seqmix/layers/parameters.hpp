@@ -41,6 +41,13 @@ inline initialiser uniform(double low, double high) {
 inline initialiser fan_in(double factor = 1.0) {
   return {[](initial_element const& e) { return e.a * (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns)); }, factor, 0.0};
 }
+/// The same divided by sqrt(layers): Mamba's output projections.
+inline initialiser fan_in_per_layer() {
+  return {[](initial_element const& e) {
+            return (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns) * double(e.layers > 0 ? e.layers : 1));
+          },
+          0.0, 0.0};
+}
 /// Glorot's uniform rule with a gain.
 inline initialiser xavier(double gain) {
   return {[](initial_element const& e) {

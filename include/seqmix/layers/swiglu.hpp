@@ -71,10 +71,9 @@ class swiglu {
     auto const h = ws.take_view<T, 2>({run.rows(), width_});
     auto const dh = ws.take_view<T, 2>({run.rows(), width_});
     auto const dp = ws.take_view<T, 2>({run.rows(), 2 * width_});
-    kernels::swiglu_forward(run.device, view2<T const>(gate(keep.p_rc)), up(keep.p_rc), h);
-    kernels::linear_backward_weight(run.device, view2<T const>(dy_rd), h, out_.of(d_base), ws);
     kernels::linear_backward_input(run.device, view2<T const>(dy_rd), out_.of(run.parameters), dh, false, ws);
-    kernels::swiglu_backward(run.device, view2<T const>(gate(keep.p_rc)), up(keep.p_rc), dh, gate(dp), up(dp));
+    kernels::swiglu_backward(run.device, view2<T const>(gate(keep.p_rc)), up(keep.p_rc), dh, gate(dp), up(dp), h);
+    kernels::linear_backward_weight(run.device, view2<T const>(dy_rd), h, out_.of(d_base), ws);
     norm_.forward(run.device, run.parameters, x_rd, n, keep.norm);
     in_.backward(run.device, run.parameters, n, dp, dn, d_base, ws);
     kernels::detail::copy(run.device, dy_rd, dx_rd);

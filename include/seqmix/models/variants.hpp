@@ -41,4 +41,23 @@ inline std::tuple<layer_options, swiglu_options> attention_options(index_t d_mod
   return {mix, {.width = (8 * d_model / 3 + 7) / 8 * 8}};
 }
 
+/// Sizes of a Mamba-2 layer: B and C are shared by all heads (one group); framework-style start values.
+struct mamba2_sizes {
+  index_t heads = 1, state = 128, head_dim = 64;
+};
+inline layer_options mamba2_options(mamba2_sizes s) {
+  layer_options o{.heads = s.heads, .query_heads = 1, .key_heads = 1, .key_dim = s.state, .value_dim = s.head_dim, .scale = 1.0};
+  o.in = init::fan_in();
+  o.out = init::fan_in_per_layer();
+  return o;
+}
+
+/// Sizes of a RetNet layer: keys of d_model, values of twice that; xavier start values with the gains of its authors' code.
+inline layer_options retnet_options(index_t d_model, index_t heads) {
+  layer_options o{.heads = heads, .key_dim = d_model / heads, .value_dim = 2 * d_model / heads};
+  o.in = init::xavier(std::exp2(-2.5));
+  o.out = init::xavier(0.5);
+  return o;
+}
+
 }  // namespace seqmix::inline v0::variants

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <string>
 
 #include <seqmix/kernels/cpu/simd.hpp>
@@ -17,13 +18,22 @@ struct adamw_options {
 };
 
 namespace detail {
+/// The square root within two units in the last place for 0 and normal numbers; infinity and NaN stay. std::sqrt
+/// sets errno, which keeps compilers from making vectors of it. Newton's method on 1/sqrt(x), the last step on the
+/// root.
 template <class Isa, class T>
 SEQMIX_INLINE simd::vec<Isa, T> root(simd::vec<Isa, T> const& x) noexcept {
-  constexpr int n = Isa::template lanes<T>;
-  alignas(64) T lane[std::size_t(n)];
-  std::memcpy(lane, &x, sizeof x);
-  for (int i = 0; i < n; ++i) lane[i] = std::sqrt(lane[i]);
-  return simd::load<Isa>(lane);
+  using V = simd::vec<Isa, T>;
+  using I = simd::ivec<Isa, T>;
+  constexpr bool single = sizeof(T) == 4;
+  constexpr auto halved_bits = simd::integer_of<T>(single ? 0x5f3759df : 0x5fe6eb50c7b537a9);
+  V const half = x * T(0.5);
+  V r = std::bit_cast<V>(halved_bits - (std::bit_cast<I>(x) >> 1));
+  // The order of the products keeps 0 from meeting an infinite r * r.
+  for (int i = 0; i < (single ? 3 : 4); ++i) r = r * (T(1.5) - half * r * r);
+  V const s = x * r;
+  V const refined = s + T(0.5) * r * (x - s * s);
+  return x < std::numeric_limits<T>::infinity() ? refined : x;
 }
 }  // namespace detail
 
@@ -35,7 +45,8 @@ SEQMIX_INLINE simd::vec<Isa, T> root(simd::vec<Isa, T> const& x) noexcept {
 template <class T>
 class adamw {
  public:
-  adamw(parameter_list const& list, adamw_options const& o) : o_(o), blocks_(list), m_(list.size()), v_(list.size()) {
+  adamw(parameter_list const& list, adamw_options const& o)
+      : o_(o), blocks_(list), m_(list.size()), v_(list.size()) {
     auto const require = [](bool good, char const* what, double got) {
       if (!good) throw option_error(std::string("seqmix: adamw: ") + what + ", got " + detail::number_text(got));
     };

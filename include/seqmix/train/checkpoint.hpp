@@ -120,10 +120,12 @@ Number number_fact(io::safetensors_file const& file, std::string const& name) {
 inline void check_format(io::safetensors_file const& file) {
   auto const at = file.metadata().find("format");
   if (at == file.metadata().end() || at->second != checkpoint_format)
-    io::detail::fail("load", file.path(), "is not a checkpoint of this library: format: expected \"", checkpoint_format,
-                     "\", got ", at == file.metadata().end() ? "none" : io::detail::name_text(at->second));
+    io::detail::fail("load", file.path(), "is not a checkpoint of this library: format: expected \"",
+                     checkpoint_format, "\", got ",
+                     at == file.metadata().end() ? "none" : io::detail::name_text(at->second));
 }
-inline void check_shape(io::safetensors_file const& file, std::string const& name, std::vector<index_t> const& expected) {
+inline void check_shape(io::safetensors_file const& file, std::string const& name,
+                        std::vector<index_t> const& expected) {
   auto const& shape = file.at(name).shape;
   if (shape != expected)
     io::detail::fail("load", file.path(), "tensor ", io::detail::name_text(name), ": expected shape ",
@@ -157,8 +159,8 @@ void save_checkpoint(std::filesystem::path const& path, Trainer const& trainer, 
 }
 
 /// Makes the trainer continue where a checkpoint was saved; further steps have the bits of a run without a break.
-/// Errors, with the trainer unchanged: option_error naming the first option, size or fact that differs, expected and
-/// actual; file_error for a file that is not a whole checkpoint.
+/// Errors, with the trainer unchanged: option_error naming the first option, size or fact that differs, expected
+/// and actual; file_error for a file that is not a whole checkpoint.
 template <class Trainer>
 void load_checkpoint(std::filesystem::path const& path, Trainer& trainer, run_facts const& more = {}) {
   io::safetensors_file const file(path);
@@ -168,8 +170,8 @@ void load_checkpoint(std::filesystem::path const& path, Trainer& trainer, run_fa
   auto const compare = [&](std::string const& name, std::string const& value) {
     auto const& saved = detail::fact(file, name);
     if (saved != value)
-      throw option_error("seqmix: load " + path.string() + ": the checkpoint is of another run: " + name + ": expected " +
-                         value + ", got " + saved);
+      throw option_error("seqmix: load " + path.string() + ": the checkpoint is of another run: " + name +
+                         ": expected " + value + ", got " + saved);
   };
   compare("variant", expected.at("variant"));
   for (auto const& [name, value] : expected) compare(name, value);

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <seqmix/data/windows.hpp>
 #include <seqmix/models/language_model.hpp>
@@ -13,22 +15,22 @@ namespace seqmix::inline v0::train {
 
 /// The mean loss over a text.
 struct evaluation {
-  double nats = 0.0;     ///< per predicted token; 0 when there is none
-  index_t counted = 0;   ///< predicted tokens
+  double nats = 0.0;    ///< per predicted token; 0 when there is none
+  index_t counted = 0;  ///< predicted tokens
   /// Bits per predicted token: bits per byte for a model of bytes.
   double bits() const noexcept { return nats / std::numbers::ln2; }
 };
 
-/// Measures the loss of a model over windows of `block` tokens, `batch` of them at once; its memory, allocated once,
-/// has no room for a backward. Each window is its own sum in double and the sums are added in the windows' order, so
-/// the result has the same bits for any number of threads. Another batch size changes them only as far as it changes a
-/// matrix product's rounding.
+/// Measures the loss of a model over windows of `block` tokens, `batch` of them at once; its memory, allocated
+/// once, has no room for a backward. Each window is its own sum in double and the sums are added in the windows'
+/// order: with kernels that give a row the same bits in any batch, as those of `device::cpu` do, the result is the
+/// same for any batch and any number of threads. The model must outlive the evaluator.
 template <class Model, class T = float, class Device = device::cpu>
 class evaluator {
  public:
   evaluator(Model const& model, index_t block, index_t batch, Device dev = {})
-      : model_(model), block_(block), batch_(checked(block, batch)), device_(dev), x_(batch * block), y_(batch * block),
-        memory_(model.template make_memory<T>(dev, sequences::batch(batch, block), {})) {
+      : model_(model), block_(block), batch_(checked(block, batch)), device_(dev), x_(batch * block),
+        y_(batch * block), memory_(model.template make_memory<T>(dev, sequences::batch(batch, block), {})) {
     auto plan = arena::measure();
     window_loss(plan, 0);
     scratch_block_ = buffer<std::byte>(plan.peak());
@@ -89,8 +91,8 @@ class evaluator {
   index_t block_, batch_;
   Device device_;
   buffer<std::int32_t> x_, y_;
-  decltype(std::declval<Model const&>().template make_memory<T>(
-      std::declval<Device>(), sequences{}, typename Model::memory_options{})) memory_;
+  decltype(std::declval<Model const&>().template make_memory<T>(std::declval<Device>(), sequences{},
+                                                                typename Model::memory_options{})) memory_;
   buffer<std::byte> scratch_block_;
 };
 

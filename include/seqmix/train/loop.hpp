@@ -12,22 +12,26 @@
 namespace seqmix::inline v0::train {
 
 struct loop_options {
-  std::filesystem::path checkpoint;          ///< file to save to; empty: nothing is saved
-  index_t checkpoint_every = 0;              ///< steps; 0: only at the end and when stopped
-  io::json_lines_log* log = nullptr;         ///< takes one line a step; nullptr: none
-  std::atomic<bool> const* stop = nullptr;   ///< looked at after every step; a signal handler may set it
-  run_facts facts{};                         ///< saved with the checkpoint; a resumed run must have the same
+  std::filesystem::path checkpoint;         ///< file to save to; empty: nothing is saved
+  index_t checkpoint_every = 0;             ///< steps; 0: only at the end and when stopped
+  io::json_lines_log* log = nullptr;        ///< takes one line a step; nullptr: none
+  std::atomic<bool> const* stop = nullptr;  ///< looked at after every step; a signal handler may set it
+  run_facts facts{};                        ///< saved with the checkpoint; a resumed run must have the same
 };
 
 /// The line of a step in the log. It holds no time, so that the logs of two equal runs are equal.
 inline nlohmann::json log_line(metrics const& m) {
-  return {{"step", m.step},     {"loss", m.loss},     {"counted", m.counted}, {"gradient_norm", m.gradient_norm},
-          {"learning_rate", m.learning_rate}, {"tokens", m.tokens}};
+  return {{"step", m.step},
+          {"loss", m.loss},
+          {"counted", m.counted},
+          {"gradient_norm", m.gradient_norm},
+          {"learning_rate", m.learning_rate},
+          {"tokens", m.tokens}};
 }
 
-/// Prepares a run that may have been interrupted at any moment: loads the checkpoint if there is one and cuts the log
-/// back to its step. Without a checkpoint the run begins anew and all lines with a step are dropped. Returns whether
-/// there was a checkpoint. Errors: those of `load_checkpoint`, before the log is touched.
+/// Prepares a run that may have been interrupted at any moment: loads the checkpoint if there is one and cuts the
+/// log back to its step. Without a checkpoint the run begins anew and all lines with a step are dropped. Returns
+/// whether there was a checkpoint. Errors: those of `load_checkpoint`, before the log is touched.
 template <class Trainer>
 bool resume(Trainer& trainer, loop_options const& options) {
   std::error_code code;
@@ -41,9 +45,9 @@ bool resume(Trainer& trainer, loop_options const& options) {
 
 /// Trains until all steps are done or the stop flag is set, and returns whether all are done. After each step its
 /// line is appended to the log, then `on_step(metrics)` is called (progress, evaluation; it may append lines of its
-/// own with that "step"), then perhaps the checkpoint is saved; in any case at the end. The log is on the disk before the
-/// checkpoint that counts on it, so after `resume` the log holds each step once, whenever the run was killed.
-/// Errors: those of `trainer::step` and `save_checkpoint`; the last checkpoint stays.
+/// own with that "step"), then perhaps the checkpoint is saved; in any case at the end. The log is on the disk
+/// before the checkpoint that counts on it, so after `resume` the log holds each step once, whenever the run was
+/// killed. Errors: those of `trainer::step` and `save_checkpoint`; the last checkpoint stays.
 template <class Trainer, token_source Source, class OnStep>
 bool train_loop(Trainer& trainer, Source const& source, loop_options const& options, OnStep&& on_step) {
   index_t saved = -1;

@@ -12,8 +12,7 @@ namespace seqmix::inline v0::train::detail {
 
 /// The shortest digits that read back as the same number.
 template <class Number>
-  requires std::integral<Number> || std::floating_point<Number>
-std::string number_text(Number x) {
+requires std::integral<Number> || std::floating_point<Number> std::string number_text(Number x) {
   if constexpr (std::floating_point<Number>)
     if (std::isnan(x)) return "nan";
   std::array<char, 64> digits{};

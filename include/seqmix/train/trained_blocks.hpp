@@ -9,8 +9,8 @@
 namespace seqmix::inline v0::train {
 
 /// The trained tensors of a parameter list cut into blocks of at most 4096 numbers. The cut depends on the list
-/// alone, so what is computed a block at a time has the same bits on any number of threads. Gaps and fixed tensors are
-/// in no block.
+/// alone, so what is computed a block at a time has the same bits on any number of threads. Gaps and fixed tensors
+/// are in no block.
 class trained_blocks {
  public:
   static constexpr index_t block_size = 4096;

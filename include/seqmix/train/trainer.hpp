@@ -18,34 +18,35 @@
 namespace seqmix::inline v0::train {
 
 struct trainer_options {
-  index_t steps = 1;                 ///< of the whole run: the learning rate is at its floor after them
-  index_t batch = 1;                 ///< rows of one micro-batch
-  index_t block = 1;                 ///< tokens a row
-  index_t accumulation = 1;          ///< micro-batches a step
-  std::uint64_t seed = 0;            ///< of the parameters' start values
-  double learning_rate = 1e-3;       ///< the schedule's peak
-  double warmup_fraction = 0.05;     ///< of the steps
-  double floor = 0.1;                ///< last learning rate as a fraction of the peak
-  double clip = 1.0;                 ///< largest norm of the gradient; 0: not clipped
+  index_t steps = 1;              ///< of the whole run: the learning rate is at its floor after them
+  index_t batch = 1;              ///< rows of one micro-batch
+  index_t block = 1;              ///< tokens a row
+  index_t accumulation = 1;       ///< micro-batches a step
+  std::uint64_t seed = 0;         ///< of the parameters' start values
+  double learning_rate = 1e-3;    ///< the schedule's peak
+  double warmup_fraction = 0.05;  ///< of the steps
+  double floor = 0.1;             ///< last learning rate as a fraction of the peak
+  double clip = 1.0;              ///< largest norm of the gradient; 0: not clipped
   train::adamw_options adamw{};
-  int threads = 1;                   ///< changes no result
+  int threads = 1;  ///< changes no result
 };
 
 /// What one step did.
 struct metrics {
-  index_t step = 0;              ///< steps done, this one included
-  double loss = 0.0;             ///< nats per counted label, before the update
-  index_t counted = 0;           ///< labels that were not ignored
-  double gradient_norm = 0.0;    ///< before clipping
+  index_t step = 0;            ///< steps done, this one included
+  double loss = 0.0;           ///< nats per counted label, before the update
+  index_t counted = 0;         ///< labels that were not ignored
+  double gradient_norm = 0.0;  ///< before clipping
   double learning_rate = 0.0;
-  index_t tokens = 0;            ///< tokens read in all, this step included
+  index_t tokens = 0;  ///< tokens read in all, this step included
 };
 
-/// Gives the tokens x and labels y [rows * block] of rows first_row... of a step, counted from 0, as a pure function
-/// of these numbers: a resumed run reads what the interrupted one would have. A negative label is ignored.
+/// Gives the tokens x and labels y [rows * block] of rows first_row... of a step, counted from 0, as a pure
+/// function of these numbers: a resumed run reads what the interrupted one would have. A negative label is ignored.
 /// `data::window_sampler` is one.
 template <class S>
-concept token_source = requires(S const& s, std::uint64_t step, std::uint64_t first_row, std::span<std::int32_t> to) {
+concept token_source = requires(S const& s, std::uint64_t step, std::uint64_t first_row,
+                                std::span<std::int32_t> to) {
   s.fill(step, first_row, to, to);
 };
 
@@ -60,8 +61,9 @@ class trainer {
 
   trainer(Model model, trainer_options const& options, Device dev = {})
       : model_(std::move(model)), o_(checked(options)), device_(with_threads(dev, o_.threads)),
-        blocks_(model_.parameters()), optimiser_(model_.parameters(), o_.adamw), parameters_(model_.parameters().size()),
-        gradients_(model_.parameters().size()), x_(rows() * o_.block), y_(rows() * o_.block),
+        blocks_(model_.parameters()), optimiser_(model_.parameters(), o_.adamw),
+        parameters_(model_.parameters().size()), gradients_(model_.parameters().size()), x_(rows() * o_.block),
+        y_(rows() * o_.block),
         memory_(model_.template make_memory<T>(device_, sequences::batch(o_.batch, o_.block), {.training = true})) {
     model_.parameters().initialise(o_.seed, parameters_.data());
     auto plan = arena::measure();
@@ -97,8 +99,8 @@ class trainer {
 
   /// One update from `accumulation` micro-batches. The gradient is that of the mean loss over the counted labels of
   /// the whole step. A step without counted labels has loss 0 and changes nothing but the number of steps.
-  /// Errors: value_error naming the step when the loss or the gradient is not finite, or a token or label is outside
-  /// the vocabulary; parameters, moments and step are then as they were before.
+  /// Errors: value_error naming the step when the loss or the gradient is not finite, or a token or label is
+  /// outside the vocabulary; parameters, moments and step are then as they were before.
   template <token_source Source>
   metrics step(Source const& source) {
     source.fill(std::uint64_t(step_), std::uint64_t(0), std::span(x_.data(), std::size_t(x_.size())),
@@ -133,7 +135,8 @@ class trainer {
     require(o.accumulation >= 1, "accumulation must be at least 1", o.accumulation);
     require(std::isfinite(o.learning_rate) && o.learning_rate >= 0, "learning_rate must be finite and not negative",
             o.learning_rate);
-    require(o.warmup_fraction >= 0 && o.warmup_fraction <= 1, "warmup_fraction must be in [0, 1]", o.warmup_fraction);
+    require(o.warmup_fraction >= 0 && o.warmup_fraction <= 1, "warmup_fraction must be in [0, 1]",
+            o.warmup_fraction);
     require(o.floor >= 0 && o.floor <= 1, "floor must be in [0, 1]", o.floor);
     require(o.clip >= 0, "clip must not be negative", o.clip);
     require(o.threads >= 1, "threads must be at least 1", o.threads);
@@ -167,8 +170,8 @@ class trainer {
   adamw<T> optimiser_;
   buffer<T> parameters_, gradients_;
   buffer<std::int32_t> x_, y_;
-  decltype(std::declval<Model const&>().template make_memory<T>(
-      std::declval<Device>(), sequences{}, typename Model::memory_options{})) memory_;
+  decltype(std::declval<Model const&>().template make_memory<T>(std::declval<Device>(), sequences{},
+                                                                typename Model::memory_options{})) memory_;
   buffer<std::byte> scratch_block_;
   index_t step_ = 0;
 };

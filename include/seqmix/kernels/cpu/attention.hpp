@@ -1,13 +1,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <numeric>
 
-#include <seqmix/kernels/attention_shape.hpp>
-#include <seqmix/kernels/cpu/pack.hpp>
+#include <seqmix/kernels/cpu/attention_parts.hpp>
 #include <seqmix/kernels/cpu/tile_product.hpp>
-#include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
 /// Tiled attention for any `which` and `how`: scores live in a tile of 64 x 64, keys are packed once per head, no T x T
@@ -41,6 +39,7 @@ struct attention_scratch {
   T *key, *value_t, *gv, *d_score, *dout, *d_q, *d_key, *d_value;  // backward
   double *g, *d_g;
   typename How::template row<T>* run;
+  row_gradient<T>* upstream;
   key_ranges* seen;
 
   static attention_scratch carve(arena& a, attention_shape const& s, index_t keys, bool backward) {
@@ -66,6 +65,7 @@ struct attention_scratch {
     w.d_key = a.take<T>(wide * kp);
     w.d_value = a.take<T>(wide * vp);
     w.d_g = a.take<double>(keys);
+    w.upstream = a.take<row_gradient<T>>(tile_rows);
     return w;
   }
 };
@@ -83,15 +83,13 @@ class attention_head {
  public:
   attention_head(attention_shape const& s, attention_input<T> const& in, index_t n, index_t h,
                  attention_scratch<Isa, How, T> const& w)
-      : s_(s), in_(in), w_(w), n_(n), h_(h), hk_(h * s.key_heads / s.heads), hv_(h * s.value_heads / s.heads),
-        hg_(h * s.gate_heads / s.heads), first_(s.seq.begin(n)), rows_(s.seq.length(n)), past_(in.past(n)),
-        keys_(past_ + rows_), kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)),
+      : s_(s), w_(w), p_(s, in, n, h), kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)),
         two_temperatures_(How::spec.hard && s.knobs.forward() != s.knobs.temperature) {}
 
   void forward(view3<T> o_rhv, attention_saved<How, T> const* saved, attention_record const& record) {
     bool const soft = How::soft(s_.knobs, saved != nullptr);
     pack_keys(false);
-    for (index_t i0 = 0; i0 < rows_; i0 += tile_rows) {
+    for (index_t i0 = 0; i0 < p_.rows; i0 += tile_rows) {
       index_t const count = begin_block(i0);
       std::fill_n(w_.acc, count * vp_, T(0));
       std::fill_n(w_.run, count, typename How::template row<T>{});
@@ -117,77 +115,57 @@ class attention_head {
     pack_keys(true);
     std::fill_n(w_.d_key, keys_padded() * kp_, T(0));
     std::fill_n(w_.d_value, keys_padded() * vp_, T(0));
-    std::fill_n(w_.d_g, keys_, 0.0);
-    for (index_t i0 = 0; i0 < rows_; i0 += tile_rows) {
+    std::fill_n(w_.d_g, p_.keys, 0.0);
+    for (index_t i0 = 0; i0 < p_.rows; i0 += tile_rows) {
       index_t const count = begin_block(i0);
-      copy_rows(d_o_rhv.at(first_ + i0, h_), d_o_rhv.stride[0], count, s_.value_dim, w_.dout, vp_);
+      copy_rows(d_o_rhv.at(p_.first + i0, p_.head), d_o_rhv.stride[0], count, s_.value_dim, w_.dout, vp_);
+      for (index_t i = 0; i < count; ++i) w_.upstream[i] = upstream_of_row(i, i0, o_rhv, saved);
       std::fill_n(w_.d_q, count * kp_, T(0));
-      for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, o_rhv, saved);
-      T const scale = q_scale();
-      for (index_t i = 0; i < count; ++i)
-        for (index_t c = 0; c < s_.key_dim; ++c) *d.q_rhk.at(first_ + i0 + i, h_, c) = scale * w_.d_q[i * kp_ + c];
+      for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, saved);
+      if (d.q_rhk)
+        write_rows(w_.d_q, kp_, count, s_.key_dim, q_scale(), d.q_rhk.at(p_.first + i0, p_.head), d.q_rhk.stride[0], false);
     }
-    write_keys(d, d_constant);
+    write_token_gradients(s_, p_, w_.d_key, kp_, w_.d_value, vp_, w_.d_g, d, d_constant);
   }
 
  private:
   T q_scale() const noexcept { return T(s_.scale / s_.knobs.temperature); }
-  index_t keys_padded() const noexcept { return (keys_ + tile_keys - 1) / tile_keys * tile_keys; }
+  index_t keys_padded() const noexcept { return (p_.keys + tile_keys - 1) / tile_keys * tile_keys; }
 
   /// Keys and values of the past and of this call behind one another; the running log-decay G in double.
   void pack_keys(bool backward) {
-    index_t const wide = keys_padded();
-    if (past_ > 0) copy_rows(in_.past_v_nlhv.at(n_, 0, hv_), in_.past_v_nlhv.stride[1], past_, s_.value_dim, w_.value, vp_);
-    copy_rows(in_.v_rhv.at(first_, hv_), in_.v_rhv.stride[0], rows_, s_.value_dim, w_.value + past_ * vp_, vp_);
-    std::fill(w_.value + keys_ * vp_, w_.value + wide * vp_, T(0));
+    for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.value(j), 0, 1, s_.value_dim, w_.value + j * vp_, vp_);
+    std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
     if (!backward) {
       transpose_keys();
     } else {
-      if (past_ > 0) copy_rows(in_.past_k_nlhk.at(n_, 0, hk_), in_.past_k_nlhk.stride[1], past_, s_.key_dim, w_.key, kp_);
-      copy_rows(in_.k_rhk.at(first_, hk_), in_.k_rhk.stride[0], rows_, s_.key_dim, w_.key + past_ * kp_, kp_);
-      std::fill(w_.key + keys_ * kp_, w_.key + wide * kp_, T(0));
-      transpose_tiles(w_.key, kp_, keys_, s_.key_dim, w_.key_t);
-      transpose_tiles(w_.value, vp_, keys_, s_.value_dim, w_.value_t);
+      for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.key(j), 0, 1, s_.key_dim, w_.key + j * kp_, kp_);
+      std::fill(w_.key + p_.keys * kp_, w_.key + keys_padded() * kp_, T(0));
+      transpose_tiles(w_.key, kp_, p_.keys, s_.key_dim, w_.key_t);
+      transpose_tiles(w_.value, vp_, p_.keys, s_.value_dim, w_.value_t);
     }
-    running_decay();
+    running_decay(p_, w_.g);
   }
   void transpose_keys() {
-    for (index_t j0 = 0; j0 < keys_; j0 += tile_keys) {
+    for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys) {
       T* const to = w_.key_t + j0 * s_.key_dim;
       for (index_t j = 0; j < tile_keys; ++j) {
-        index_t const key = j0 + j;
-        T const* const from = key < past_   ? in_.past_k_nlhk.at(n_, key, hk_)
-                              : key < keys_ ? in_.k_rhk.at(first_ + key - past_, hk_)
-                                            : nullptr;
+        T const* const from = j0 + j < p_.keys ? p_.key(j0 + j) : nullptr;
         for (index_t c = 0; c < s_.key_dim; ++c) to[c * tile_keys + j] = from ? from[c] : T(0);
       }
-    }
-  }
-  bool gated() const noexcept { return in_.g_rhk.data != nullptr; }
-  bool constant_gate() const noexcept { return in_.g_rhk.stride[0] == 0; }
-  void running_decay() {
-    if (!gated()) return;
-    if (constant_gate()) {
-      for (index_t j = 0; j < keys_; ++j) w_.g[j] = double(in_.g_rhk(0, hg_, 0)) * double(j);
-      return;
-    }
-    double sum = 0.0;
-    for (index_t j = 0; j < keys_; ++j) {
-      sum += double(j < past_ ? in_.past_g_nlhk(n_, j, hg_, 0) : in_.g_rhk(first_ + j - past_, hg_, 0));
-      w_.g[j] = sum;
     }
   }
 
   /// Scaled queries of a block, what its rows see, and the tiles it touches.
   index_t begin_block(index_t i0) {
-    index_t const count = (std::min)(tile_rows, rows_ - i0);
-    copy_rows(in_.q_rhk.at(first_ + i0, h_), in_.q_rhk.stride[0], count, s_.key_dim, w_.q, kp_);
+    index_t const count = (std::min)(tile_rows, p_.rows - i0);
+    copy_rows(p_.query(i0), p_.in->q_rhk.stride[0], count, s_.key_dim, w_.q, kp_);
     T const scale = q_scale();
     for (index_t i = 0; i < count * kp_; ++i) w_.q[i] *= scale;
-    low_ = keys_;
+    low_ = p_.keys;
     high_ = 0;
     for (index_t i = 0; i < count; ++i) {
-      w_.seen[i] = Which::blocks(past_ + i0 + i, -1, s_.select);
+      w_.seen[i] = Which::blocks(p_.past + i0 + i, -1, s_.select);
       if (w_.seen[i].count == 0) continue;
       low_ = (std::min)(low_, w_.seen[i].range[0].begin);
       high_ = (std::max)(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
@@ -211,20 +189,19 @@ class attention_head {
     }
   }
   void add_bias(index_t i, index_t i0, index_t j0) {
-    if (!gated()) return;
-    double const here = w_.g[past_ + i0 + i];
-    index_t const n = (std::min)(tile_keys, keys_ - j0);
+    if (!p_.gated()) return;
+    double const here = w_.g[p_.past + i0 + i];
+    index_t const n = (std::min)(tile_keys, p_.keys - j0);
     T* const score = w_.score + i * tile_keys;
     if constexpr (How::spec.multiplies_decay) {
       decay_row(here, j0, n);
       for (index_t j = 0; j < n; ++j) score[j] *= decay_[j];
     } else {
-      for (index_t j = 0; j < n; ++j) score[j] += bias(here - w_.g[j0 + j]);
+      for (index_t j = 0; j < n; ++j) score[j] += T(here - w_.g[j0 + j]);
       if (two_temperatures_)
-        for (index_t j = 0; j < n; ++j) w_.forward[i * tile_keys + j] += bias(here - w_.g[j0 + j]);
+        for (index_t j = 0; j < n; ++j) w_.forward[i * tile_keys + j] += T(here - w_.g[j0 + j]);
     }
   }
-  static T bias(double difference) noexcept { return T(difference < -1e4 ? -1e4 : difference); }
   /// e^(G_i - G_j) of one row; keys after the query are masked, their exponent is kept at 0.
   void decay_row(double here, index_t j0, index_t n) {
     for (index_t j = 0; j < tile_keys; ++j) decay_[j] = j < n ? T(std::min(0.0, here - w_.g[j0 + j])) : T(0);
@@ -244,38 +221,41 @@ class attention_head {
   void end_block(index_t i0, index_t count, bool soft, view3<T> o_rhv, attention_saved<How, T> const* saved,
                  attention_record const& record) {
     for (index_t i = 0; i < count; ++i) {
-      index_t const r = first_ + i0 + i;
-      typename How::template saved<T> kept{};
-      auto const out = How::finish(w_.run[i], s_.knobs, kept);
-      T* const o = o_rhv.at(r, h_);
+      index_t const r = p_.first + i0 + i;
+      typename How::template saved<T> row{};
+      auto const out = How::finish(w_.run[i], s_.knobs, row);
+      T* const o = o_rhv.at(r, p_.head);
       T const* const acc = w_.acc + i * vp_;
       for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? T(0) : out.soft * acc[c];
       if (out.chosen >= 0) {
         T const* const v = w_.value + out.chosen * vp_;
         for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? out.hard * v[c] : o[c] + out.hard * v[c];
       }
-      if (saved) saved->row[r * s_.heads + h_] = kept;
+      if (saved) kept(*saved, i0 + i) = row;
       if constexpr (How::spec.soft_output)
         if (saved && soft)
-          for (index_t c = 0; c < s_.value_dim; ++c) *saved->soft_rhv.at(r, h_, c) = out.normaliser * acc[c];
-      if constexpr (requires { kept.lse; })
-        if (record.lse_rh) record.lse_rh(r, h_) = double(kept.lse);
-      if (record.choice_rh) record.choice_rh(r, h_) = out.chosen;
+          for (index_t c = 0; c < s_.value_dim; ++c) *saved->soft_rhv.at(r, p_.head, c) = out.normaliser * acc[c];
+      if constexpr (requires { row.lse; })
+        if (record.lse_rh)
+          record.lse_rh(r, p_.head) = out.normaliser == T(0) && out.chosen < 0 ? -std::numeric_limits<double>::infinity() : double(row.lse);
+      if (record.choice_rh) record.choice_rh(r, p_.head) = out.chosen;
     }
   }
 
-  void backward_tile(index_t i0, index_t count, index_t j0, view3<T const> o_rhv, attention_saved<How, T> const& saved) {
+  auto& kept(attention_saved<How, T> const& saved, index_t row) const noexcept {
+    return saved.row[(p_.first + row) * s_.heads + p_.head];
+  }
+  void backward_tile(index_t i0, index_t count, index_t j0, attention_saved<How, T> const& saved) {
     score_tile(count, i0, j0);
     tile_product<Isa>(count, tile_keys, s_.value_dim, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t + j0 * s_.value_dim,
                       tile_keys, w_.gv, tile_keys, false);
     for (index_t i = 0; i < count; ++i) {
       T* const score = w_.score + i * tile_keys;
       T* const d_score = w_.d_score + i * tile_keys;
-      auto const& kept = saved.row[(first_ + i0 + i) * s_.heads + h_];
-      How::template pullback<Isa>(kept, gradient_of_row(i, i0, kept, o_rhv, saved), score, w_.gv + i * tile_keys, d_score,
-                                  tile_keys, j0, s_.knobs);
+      How::template pullback<Isa>(kept(saved, i0 + i), w_.upstream[i], score, w_.gv + i * tile_keys, d_score, tile_keys, j0,
+                                  s_.knobs);
       if constexpr (How::spec.multiplies_decay) mask(w_.seen[i], j0, d_score, T(0));
-      if (gated()) gate_gradient(i, i0, j0, score, d_score);
+      if (p_.gated()) gate_gradient(i, i0, j0, score, d_score);
     }
     tile_product<Isa>(count, kp_, tile_keys, tile_operand<T>{w_.d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_, w_.d_q, kp_,
                       true);
@@ -284,26 +264,28 @@ class attention_head {
     tile_product<Isa>(tile_keys, vp_, count, tile_operand<T>{w_.score, 1, tile_keys}, w_.dout, vp_, w_.d_value + j0 * vp_,
                       vp_, true);
   }
-  row_gradient<T> gradient_of_row(index_t i, index_t i0, typename How::template saved<T> const& kept,
-                                  view3<T const> o_rhv, attention_saved<How, T> const& saved) const {
+  row_gradient<T> upstream_of_row(index_t i, index_t i0, view3<T const> o_rhv, attention_saved<How, T> const& saved) const {
     T const* const g = w_.dout + i * vp_;
+    // In the order of tile_product, so that a row that sees one key alone gets exact zeros.
     auto const dot = [&](T const* x) {
-      return simd::map_sum<Isa, T>(s_.value_dim, [](auto const& a, auto const& b) { return a * b; }, g, x);
+      T sum(0);
+      for (index_t c = 0; c < s_.value_dim; ++c) sum += g[c] * x[c];
+      return sum;
     };
-    index_t const r = first_ + i0 + i;
     row_gradient<T> out;
     if constexpr (How::spec.soft_output) {
-      if (How::soft(s_.knobs, true)) out.soft = dot(saved.soft_rhv.at(r, h_));
-      if (kept.chosen >= 0) out.chosen = dot(w_.value + kept.chosen * vp_);
+      index_t const chosen = kept(saved, i0 + i).chosen;
+      if (How::soft(s_.knobs, true)) out.soft = dot(saved.soft_rhv.at(p_.first + i0 + i, p_.head));
+      if (chosen >= 0) out.chosen = dot(w_.value + chosen * vp_);
     } else {
-      out.soft = dot(o_rhv.at(r, h_));
+      out.soft = dot(o_rhv.at(p_.first + i0 + i, p_.head));
     }
     return out;
   }
   /// The bias G_i - G_j (or the factor e^(G_i - G_j), whose derivative then also reaches the raw score).
   void gate_gradient(index_t i, index_t i0, index_t j0, T const* score, T* d_score) {
-    index_t const query = past_ + i0 + i;
-    index_t const n = (std::min)(tile_keys, keys_ - j0);
+    index_t const query = p_.past + i0 + i;
+    index_t const n = (std::min)(tile_keys, p_.keys - j0);
     double row = 0.0;
     for (index_t j = 0; j < n; ++j) {
       double const d = double(How::spec.multiplies_decay ? d_score[j] * score[j] : d_score[j]);
@@ -317,60 +299,15 @@ class attention_head {
     }
   }
 
-  void write_keys(attention_gradient<T> const& d, double* d_constant) {
-    bool const key_first = h_ % (s_.heads / s_.key_heads) == 0, value_first = h_ % (s_.heads / s_.value_heads) == 0;
-    for (index_t j = 0; j < keys_; ++j) {
-      T* const dk = j < past_ ? (d.past_k_nlhk ? d.past_k_nlhk.at(n_, j, hk_) : nullptr) : d.k_rhk.at(first_ + j - past_, hk_);
-      T* const dv = j < past_ ? (d.past_v_nlhv ? d.past_v_nlhv.at(n_, j, hv_) : nullptr) : d.v_rhv.at(first_ + j - past_, hv_);
-      for (index_t c = 0; dk && c < s_.key_dim; ++c) dk[c] = w_.d_key[j * kp_ + c] + (key_first ? T(0) : dk[c]);
-      for (index_t c = 0; dv && c < s_.value_dim; ++c) dv[c] = w_.d_value[j * vp_ + c] + (value_first ? T(0) : dv[c]);
-    }
-    if (!gated()) return;
-    if (constant_gate()) {
-      double sum = 0.0;
-      for (index_t j = 0; j < keys_; ++j) sum += w_.d_g[j] * double(j);
-      *d_constant = sum;
-      return;
-    }
-    bool const gate_first = h_ % (s_.heads / s_.gate_heads) == 0;
-    double after = 0.0;
-    for (index_t j = keys_; j-- > 0;) {
-      after += w_.d_g[j];
-      T* const dg = j < past_ ? (d.past_g_nlhk ? d.past_g_nlhk.at(n_, j, hg_, 0) : nullptr)
-                              : (d.g_rhk ? d.g_rhk.at(first_ + j - past_, hg_, 0) : nullptr);
-      if (dg) *dg = T(after) + (gate_first ? T(0) : *dg);
-    }
-  }
-
   static constexpr T hidden = -std::numeric_limits<T>::infinity();
   attention_shape const& s_;
-  attention_input<T> const& in_;
   attention_scratch<Isa, How, T> const& w_;
-  index_t n_, h_, hk_, hv_, hg_, first_, rows_, past_, keys_, kp_, vp_;
+  head_place<T> p_;
+  index_t kp_, vp_;
   index_t low_ = 0, high_ = 0;
   bool two_temperatures_;
   alignas(64) T decay_[tile_keys];
 };
-
-/// Tokens of the longest sequence with its past; a dry run plans for a full cache.
-template <class T>
-index_t most_keys(attention_shape const& s, attention_input<T> const& in, bool dry) noexcept {
-  if (dry) return s.seq.longest() + in.past_k_nlhk.extent[1];
-  index_t most = 0;
-  for (index_t n = 0; n < s.seq.count(); ++n) most = (std::max)(most, s.seq.length(n) + in.past(n));
-  return most;
-}
-
-/// One scratch per thread, carved behind one another.
-template <class Scratch, class Make>
-Scratch* per_thread(arena& ws, int threads, Make const& make) {
-  Scratch* const all = ws.take<Scratch>(threads);
-  for (int t = 0; t < threads; ++t) {
-    Scratch const one = make();
-    if (all) all[t] = one;
-  }
-  return all;
-}
 
 }  // namespace detail
 
@@ -384,8 +321,8 @@ void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape cons
   validate_input(s, in);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   arena_scope const scope(ws);
-  index_t const keys = detail::most_keys(s, in, dev.dry);
-  auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(
+  index_t const keys = detail::longest_with_past(s, in, dev.dry);
+  auto* const scratch = detail::scratch_of_threads<detail::attention_scratch<Isa, How, T>>(
       ws, thread_count(dev), [&] { return detail::attention_scratch<Isa, How, T>::carve(ws, s, keys, false); });
   parallel_for(dev, s.seq.count() * s.heads, [&](index_t unit, int thread) {
     detail::attention_head<Which, How, Isa, T> head(s, in, unit / s.heads, unit % s.heads, scratch[thread]);
@@ -403,8 +340,8 @@ void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape con
   expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output derivative d_o", d_o_rhv);
   arena_scope const scope(ws);
-  index_t const keys = detail::most_keys(s, in, dev.dry);
-  auto* const scratch = detail::per_thread<detail::attention_scratch<Isa, How, T>>(
+  index_t const keys = detail::longest_with_past(s, in, dev.dry);
+  auto* const scratch = detail::scratch_of_threads<detail::attention_scratch<Isa, How, T>>(
       ws, thread_count(dev), [&] { return detail::attention_scratch<Isa, How, T>::carve(ws, s, keys, true); });
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads);
   index_t const groups = std::gcd(std::gcd(s.key_heads, s.value_heads), s.gate_heads);
@@ -416,13 +353,7 @@ void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape con
       head.backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h);
     }
   });
-  if (dev.dry || !in.g_rhk || in.g_rhk.stride[0] != 0 || !d.g_rhk) return;
-  for (index_t h = 0; h < s.gate_heads; ++h) d.g_rhk(0, h, 0) = T(0);
-  for (index_t h = 0; h < s.heads; ++h) {
-    double sum = 0.0;
-    for (index_t n = 0; n < s.seq.count(); ++n) sum += d_constant[n * s.heads + h];
-    d.g_rhk(0, h * s.gate_heads / s.heads, 0) += T(sum);
-  }
+  if (!dev.dry) detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
 }
 
 }  // namespace seqmix::inline v0::kernels

@@ -102,9 +102,10 @@ void write_constant_gate(attention_shape const& s, view3<T const> g_rhk, double 
   }
 }
 
-/// Tokens of the longest sequence, its past included.
+/// Tokens of the longest sequence, its past included; a dry run plans for a full cache.
 template <class T>
-index_t longest_with_past(attention_shape const& s, attention_input<T> const& in) noexcept {
+index_t longest_with_past(attention_shape const& s, attention_input<T> const& in, bool dry) noexcept {
+  if (dry) return s.seq.longest() + in.past_k_nlhk.extent[1];
   index_t most = 0;
   for (index_t n = 0; n < s.seq.count(); ++n) most = (std::max)(most, s.seq.length(n) + in.past(n));
   return most;

@@ -282,19 +282,6 @@ class routed_head {
 
 }  // namespace detail
 
-/// What routed_attention_forward and routed_attention_backward take from the workspace, in bytes: O(keys) rows a
-/// thread; `keys` counts a sequence's tokens and its past.
-template <class Which, class T, class Isa, class Threads>
-index_t routed_attention_workspace(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, index_t keys,
-                                   bool backward) {
-  auto plan = arena::measure();
-  detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(plan, thread_count(dev), [&] {
-    return detail::routed_scratch<Which, Isa, T>::carve(plan, s, keys, backward);
-  });
-  if (backward) plan.take<double>(s.seq.count() * s.heads);
-  return plan.used();
-}
-
 /// o [R,H,V] = softmax attention over the keys that each query sees with its chosen chunk; times P of the choice
 /// when the selector is gated. The lowest index wins ties; a NaN among the scores that decide or are seen makes the
 /// row NaN. `saved` is nullptr when no backward follows. Work: 2 K + 2 V flops a visible pair; the router's 2 K a
@@ -307,8 +294,10 @@ void routed_attention_forward(device::basic_cpu<Isa, Threads> dev, attention_sha
                               arena& ws) {
   static_assert(Which::spec.routed, "seqmix attention: this selector chooses no chunk; take attention_forward");
   validate(s, Which::spec);
+  validate_input(s, in);
+  expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   arena_scope const scope(ws);
-  index_t const keys = detail::longest_with_past(s, in);
+  index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(
       ws, thread_count(dev), [&] { return detail::routed_scratch<Which, Isa, T>::carve(ws, s, keys, false); });
   index_t const units = s.select.shared_choice ? s.key_heads : s.heads;
@@ -341,7 +330,7 @@ void routed_attention_backward(device::basic_cpu<Isa, Threads> dev, attention_sh
                                attention_gradient<same<T>> const& d, arena& ws) {
   static_assert(Which::spec.routed, "seqmix attention: this selector chooses no chunk; take attention_backward");
   arena_scope const scope(ws);
-  index_t const keys = detail::longest_with_past(s, in);
+  index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(
       ws, thread_count(dev), [&] { return detail::routed_scratch<Which, Isa, T>::carve(ws, s, keys, true); });
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads);
@@ -353,7 +342,7 @@ void routed_attention_backward(device::basic_cpu<Isa, Threads> dev, attention_sh
       detail::routed_head<Which, Isa, T>(s, in, n, h, scratch[thread])
           .backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h);
   });
-  detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
+  if (!dev.dry) detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
 }
 
 }  // namespace seqmix::inline v0::kernels

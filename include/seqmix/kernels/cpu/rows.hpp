@@ -164,6 +164,74 @@ void layer_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_r
   detail::add_partials(db_partial, count, C, db_c);
 }
 
+namespace detail {
+
+/// One row of the output stage's backward: the part that is normalised together and repeats the weight `w`.
+template <class Isa, class T>
+struct output_stage_row {
+  T const *o, *z, *dy;  ///< z is nullptr without a gate
+  T *d_o, *dz, *y;      ///< y is nullptr where the output is not wanted
+  index_t n;
+
+  /// y = o silu(z)
+  void gate_backward() const noexcept {
+    simd::for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) {
+      auto const x = lanes.load(o + i), gate = lanes.load(z + i), d = lanes.load(dy + i);
+      auto const sig = simd::sigmoid<Isa, T>(gate);
+      lanes.store(d_o + i, d * gate * sig);
+      lanes.store(dz + i, d * x * silu_slope(gate, sig));
+      if (y) lanes.store(y + i, x * gate * sig);
+    });
+  }
+  /// y = hat w or hat w silu(z), hat = x rstd; dw and the sum of d hat are added up. Leaves x in d_o and, where the gate
+  /// came first, sigmoid(z) in dz.
+  T norm_sums(bool gate_first, T const* w, T rstd, T* dw) const noexcept {
+    simd::vec<Isa, T> inner{};
+    simd::for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) {
+      auto x = lanes.load(o + i), d = lanes.load(dy + i);
+      auto const gain = lanes.load(w + i);
+      if (z) {
+        auto const gate = lanes.load(z + i), sig = simd::sigmoid<Isa, T>(gate);
+        if (gate_first) {
+          x = x * gate * sig;
+          lanes.store(dz + i, sig);
+        } else {
+          lanes.store(dz + i, d * (x * rstd * gain) * silu_slope(gate, sig));
+          if (y) lanes.store(y + i, x * rstd * gain * gate * sig);
+          d = d * gate * sig;
+        }
+      }
+      if (y && (gate_first || !z)) lanes.store(y + i, x * rstd * gain);
+      lanes.store(d_o + i, x);
+      auto const d_hat = d * (x * rstd);
+      lanes.store(dw + i, lanes.load(dw + i) + d_hat);
+      inner += d_hat * gain;
+    });
+    return simd::sum<Isa, T>(inner);
+  }
+  /// `mean` is the mean of d hat over the channels normalised together.
+  void norm_backward(bool gate_first, T const* w, T rstd, T mean) const noexcept {
+    simd::for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) {
+      auto const hat = lanes.load(d_o + i) * rstd;
+      auto d = lanes.load(dy + i);
+      if (z && !gate_first) {
+        auto const gate = lanes.load(z + i);
+        d = d * gate * simd::sigmoid<Isa, T>(gate);
+      }
+      auto const dx = rstd * (d * lanes.load(w + i) - hat * mean);
+      if (z && gate_first) {
+        auto const gate = lanes.load(z + i), sig = lanes.load(dz + i);
+        lanes.store(dz + i, dx * lanes.load(o + i) * silu_slope(gate, sig));
+        lanes.store(d_o + i, dx * gate * sig);
+      } else {
+        lanes.store(d_o + i, dx);
+      }
+    });
+  }
+};
+
+}  // namespace detail
+
 template <class Isa, class Threads, class T>
 void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage const& s, view2<T const> o_rc,
                           view2<same<T> const> z_rc, same<T> const* w, view2<same<T>> y_rc, same<T>* rstd) {
@@ -191,61 +259,37 @@ void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage cons
   });
 }
 
-/// do and dz are written, dw is added to.
+/// do and dz are written, dw is added to; y is the stage's output once more, for the weights that read it (empty: not
+/// wanted).
 template <class Isa, class Threads, class T>
 void output_stage_backward(device::basic_cpu<Isa, Threads> dev, output_stage const& s, view2<T const> o_rc,
                            view2<same<T> const> z_rc, same<T> const* w, same<T> const* rstd, view2<same<T> const> dy_rc,
-                           view2<same<T>> do_rc, view2<same<T>> dz_rc, same<T>* dw, arena& ws) {
+                           view2<same<T>> do_rc, view2<same<T>> dz_rc, same<T>* dw, arena& ws, view2<same<T>> y_rc = {}) {
   arena_scope const scope(ws);
-  index_t const C = o_rc.extent[1], R = o_rc.extent[0], width = s.norm_width ? s.norm_width : C, groups = C / width;
-  index_t const count = detail::blocks(R, detail::rows_per_block), W = s.weight_width;
+  index_t const C = o_rc.extent[1], R = o_rc.extent[0], W = s.weight_width;
+  index_t const width = s.norm_width ? s.norm_width : C, groups = C / width, count = detail::blocks(R, detail::rows_per_block);
   T* const partial = ws.take<T>(count * W);
-  T* const scratch = ws.take<T>(count * 2 * C);
   if (ws.measuring()) return;
-  auto const gated = [](auto const& x, auto const& z) { return x * z * simd::sigmoid<Isa, T>(z); };
-  auto const d_gate = [](auto const& x, auto const& z, auto const& d) {
-    return d * x * detail::silu_slope(z, simd::sigmoid<Isa, T>(z));
+  auto const part = [&](index_t r, index_t c, index_t n) {
+    return detail::output_stage_row<Isa, T>{o_rc.at(r, c), s.gate ? z_rc.at(r, c) : nullptr, dy_rc.at(r, c), do_rc.at(r, c),
+                                            s.gate ? dz_rc.at(r, c) : nullptr, y_rc ? y_rc.at(r, c) : nullptr, n};
   };
   detail::for_row_blocks(dev, R, [&](index_t b, index_t begin, index_t end) {
-    T *const dw_block = partial + b * W, *const x = scratch + b * 2 * C, *const dn = x + C;
+    T* const dw_block = partial + b * W;
     std::fill_n(dw_block, W, T(0));
     for (index_t r = begin; r < end; ++r) {
-      T const *const o = o_rc.at(r), *const dy = dy_rc.at(r), *const z = s.gate ? z_rc.at(r) : nullptr;
-      T* const d_o = do_rc.at(r);
-      if (s.gate && s.gate_first)
-        simd::map<Isa>(C, gated, x, o, z);
-      else
-        std::copy_n(o, C, x);
-      if (s.gate && !s.gate_first)
-        simd::map<Isa>(C, gated, dn, dy, z);
-      else
-        std::copy_n(dy, C, dn);
+      if (!s.norm_width && s.gate) part(r, 0, C).gate_backward();
+      if (!s.norm_width && !s.gate) {
+        std::copy_n(dy_rc.at(r), C, do_rc.at(r));
+        if (y_rc) std::copy_n(o_rc.at(r), C, y_rc.at(r));
+      }
       for (index_t g = 0; g < groups && s.norm_width; ++g) {
         T const scale = rstd[r * groups + g];
         T inner(0);
-        for (index_t c = g * width; c < (g + 1) * width; ++c) {
-          T const hat = x[c] * scale;
-          if (s.gate && !s.gate_first) {
-            // y = hat w silu(z): the gate's derivative needs the normalised value
-            T const sig = T(1) / (T(1) + std::exp(-z[c]));
-            dz_rc(r, c) = dy[c] * hat * w[c % W] * sig * (T(1) + z[c] * (T(1) - sig));
-          }
-          dw_block[c % W] += dn[c] * hat;
-          inner += dn[c] * w[c % W] * hat;
-        }
-        for (index_t c = g * width; c < (g + 1) * width; ++c)
-          dn[c] = scale * (dn[c] * w[c % W] - x[c] * scale * inner / T(width));
-      }
-      if (s.gate && !s.norm_width) simd::map<Isa>(C, d_gate, dz_rc.at(r), o, z, dy);
-      if (s.gate && s.gate_first) {
-        if (s.norm_width) {
-          simd::map<Isa>(C, d_gate, dz_rc.at(r), o, z, dn);
-          simd::map<Isa>(C, gated, d_o, dn, z);
-        } else {
-          simd::map<Isa>(C, gated, d_o, dy, z);
-        }
-      } else {
-        std::copy_n(dn, C, d_o);
+        for (index_t c = g * width; c < (g + 1) * width; c += W)
+          inner += part(r, c, W).norm_sums(s.gate_first, w, scale, dw_block);
+        for (index_t c = g * width; c < (g + 1) * width; c += W)
+          part(r, c, W).norm_backward(s.gate_first, w, scale, inner / T(width));
       }
     }
   });
@@ -263,163 +307,19 @@ void swiglu_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc,
   });
 }
 
+/// d_gate and d_up are written; y is the forward's result once more, for the weights that read it (empty: not wanted).
 template <class Isa, class Threads, class T>
 void swiglu_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc, view2<same<T> const> up_rc,
-                     view2<same<T> const> dy_rc, view2<same<T>> d_gate_rc, view2<same<T>> d_up_rc) {
-  index_t const C = gate_rc.extent[1];
+                     view2<same<T> const> dy_rc, view2<same<T>> d_gate_rc, view2<same<T>> d_up_rc, view2<same<T>> y_rc = {}) {
   detail::for_row_blocks(dev, gate_rc.extent[0], [&](index_t, index_t begin, index_t end) {
-    for (index_t r = begin; r < end; ++r) {
-      simd::map<Isa>(
-          C, [](auto const& g, auto const& u, auto const& d) { return d * u * detail::silu_slope(g, simd::sigmoid<Isa, T>(g)); },
-          d_gate_rc.at(r), gate_rc.at(r), up_rc.at(r), dy_rc.at(r));
-      simd::map<Isa>(
-          C, [](auto const& g, auto const& d) { return d * g * simd::sigmoid<Isa, T>(g); }, d_up_rc.at(r), gate_rc.at(r),
-          dy_rc.at(r));
-    }
-  });
-}
-
-namespace detail {
-
-/// A strip of channels of the convolution, all its tokens in order; taps are laid out [W,strip].
-template <class Isa, class T>
-class conv_strip {
- public:
-  static constexpr index_t width = 64;
-  conv_strip(sequences const& seq, view2<T const> x_rc, view2<T const> w_cj, T const* b_c, view3<T const> window_ncj,
-             index_t strip, T* scratch)
-      : seq_(seq), x_(x_rc), window_(window_ncj), c0_(strip * width), n_(std::min(width, x_rc.extent[1] - c0_)),
-        W_(w_cj.extent[1]), taps_(scratch), bias_(taps_ + W_ * width), past_(bias_ + width) {
-    for (index_t j = 0; j < W_; ++j)
-      for (index_t c = 0; c < width; ++c) taps_[j * width + c] = c < n_ ? w_cj(c0_ + c, j) : T(0);
-    for (index_t c = 0; c < width; ++c) bias_[c] = b_c && c < n_ ? b_c[c0_ + c] : T(0);
-  }
-  static index_t scratch_size(index_t W) noexcept { return (2 * W + 2) * width; }
-
-  void begin_sequence(index_t n) {
-    sequence_ = n;
-    for (index_t j = 0; j + 1 < W_; ++j)
-      for (index_t c = 0; c < width; ++c)
-        past_[j * width + c] = window_ && c < n_ ? window_(n, c0_ + c, j) : T(0);
-  }
-  /// The strip's input t tokens after the sequence's start; the carried window before it.
-  T const* input(index_t t) const noexcept {
-    return t >= 0 ? x_.at(seq_.begin(sequence_) + t, c0_) : past_ + (t + W_ - 1) * width;
-  }
-  void sum(index_t t, T* out) const noexcept {
-    simd::map<Isa>(n_, [](auto const& b) { return b; }, out, bias_);
-    for (index_t j = 0; j < W_; ++j)
-      simd::map<Isa>(
-          n_, [](auto const& s, auto const& w, auto const& x) { return s + w * x; }, out, out, taps_ + j * width,
-          input(t - W_ + 1 + j));
-  }
-  index_t first() const noexcept { return c0_; }
-  index_t count() const noexcept { return n_; }
-  T const* tap(index_t j) const noexcept { return taps_ + j * width; }
-
- private:
-  sequences const& seq_;
-  view2<T const> x_;
-  view3<T const> window_;
-  index_t c0_, n_, W_;
-  T *taps_, *bias_, *past_;
-  index_t sequence_ = 0;
-};
-
-}  // namespace detail
-
-template <class Isa, class Threads, class T>
-void conv_forward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj,
-                  same<T> const* b_c, bool activation, view3<same<T> const> window_ncj, view2<same<T>> y_rc,
-                  view3<same<T>> window_out_ncj, arena& ws) {
-  arena_scope const scope(ws);
-  using strip_type = detail::conv_strip<Isa, T>;
-  index_t const W = w_cj.extent[1], size = strip_type::scratch_size(W);
-  T* const scratch = ws.take<T>(thread_count(dev) * size);
-  if (ws.measuring()) return;
-  parallel_for(dev, detail::blocks(x_rc.extent[1], strip_type::width), [&](index_t s, int thread) {
-    strip_type strip(seq, x_rc, w_cj, b_c, window_ncj, s, scratch + thread * size);
-    index_t const c0 = strip.first(), n = strip.count();
-    for (index_t m = 0; m < seq.count(); ++m) {
-      strip.begin_sequence(m);
-      for (index_t t = 0; t < seq.length(m); ++t) {
-        T* const y = y_rc.at(seq.begin(m) + t, c0);
-        strip.sum(t, y);
-        if (activation) simd::map<Isa>(n, [](auto const& x) { return x * simd::sigmoid<Isa, T>(x); }, y, y);
-      }
-      for (index_t j = 0; window_out_ncj && j < W - 1; ++j)
-        for (index_t c = 0; c < n; ++c) window_out_ncj(m, c0 + c, j) = strip.input(seq.length(m) - (W - 1) + j)[c];
-    }
-  });
-}
-
-/// dx is written, dw and db are added to; the derivative of the carried windows goes in and out.
-template <class Isa, class Threads, class T>
-void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj,
-                   same<T> const* b_c, bool activation, view3<same<T> const> window_ncj, view2<same<T> const> dy_rc,
-                   view3<same<T> const> d_window_out_ncj, view2<same<T>> dx_rc, view2<same<T>> dw_cj, same<T>* db_c,
-                   view3<same<T>> d_window_ncj, arena& ws) {
-  arena_scope const scope(ws);
-  using strip_type = detail::conv_strip<Isa, T>;
-  constexpr index_t width = strip_type::width;
-  index_t const W = w_cj.extent[1], longest = seq.longest();
-  // taps, bias, past | dw [W], db | d_sum with W-1 zero rows behind | d of the past rows
-  index_t const size = strip_type::scratch_size(W) + (W + 1) * width + (longest + W) * width;
-  T* const scratch = ws.take<T>(thread_count(dev) * size);
-  if (ws.measuring()) return;
-  parallel_for(dev, detail::blocks(x_rc.extent[1], width), [&](index_t s, int thread) {
-    T* const base = scratch + thread * size;
-    strip_type strip(seq, x_rc, w_cj, b_c, window_ncj, s, base);
-    T* const dw = base + strip_type::scratch_size(W);
-    T* const db = dw + W * width;
-    T* const d_sum = db + width;
-    index_t const c0 = strip.first(), n = strip.count();
-    std::fill_n(dw, (W + 1) * width, T(0));
-    for (index_t m = 0; m < seq.count(); ++m) {
-      index_t const length = seq.length(m), first = seq.begin(m);
-      strip.begin_sequence(m);
-      for (index_t t = 0; t < length; ++t) {
-        T* const d = d_sum + t * width;
-        std::copy_n(dy_rc.at(first + t, c0), n, d);
-        if (activation) {
-          alignas(64) T pre[std::size_t(width)];
-          strip.sum(t, pre);
-          simd::map<Isa>(
-              n, [](auto const& x, auto const& g) { return g * detail::silu_slope(x, simd::sigmoid<Isa, T>(x)); }, d, pre, d);
-        }
-        simd::map<Isa>(n, [](auto const& a, auto const& b) { return a + b; }, db, db, d);
-        for (index_t j = 0; j < W; ++j)
-          simd::map<Isa>(
-              n, [](auto const& a, auto const& x, auto const& g) { return a + x * g; }, dw + j * width, dw + j * width,
-              strip.input(t - W + 1 + j), d);
-      }
-      auto const add_taps = [&](index_t t, T* to) {
-        for (index_t j = 0; j < W; ++j) {
-          index_t const user = t + W - 1 - j;  // the token whose tap j met input t
-          if (user < 0 || user >= length) continue;
-          simd::map<Isa>(
-              n, [](auto const& a, auto const& w, auto const& g) { return a + w * g; }, to, to, strip.tap(j),
-              d_sum + user * width);
-        }
-        index_t const carried = t - (length - (W - 1));  // the slot of the outgoing window that holds input t
-        if (d_window_out_ncj && carried >= 0)
-          for (index_t c = 0; c < n; ++c) to[c] += d_window_out_ncj(m, c0 + c, carried);
-      };
-      for (index_t t = 0; t < length; ++t) {
-        T* const dx = dx_rc.at(first + t, c0);
-        std::fill_n(dx, n, T(0));
-        add_taps(t, dx);
-      }
-      for (index_t j = 0; d_window_ncj && j < W - 1; ++j) {
-        alignas(64) T d[std::size_t(width)] = {};
-        add_taps(j - (W - 1), d);
-        for (index_t c = 0; c < n; ++c) d_window_ncj(m, c0 + c, j) = d[c];
-      }
-    }
-    for (index_t c = 0; c < n; ++c) {
-      for (index_t j = 0; j < W; ++j) dw_cj(c0 + c, j) += dw[j * width + c];
-      if (db_c) db_c[c0 + c] += db[c];
-    }
+    for (index_t r = begin; r < end; ++r)
+      simd::for_vectors<Isa, T>(gate_rc.extent[1], [&](index_t c, auto const& lanes) {
+        auto const gate = lanes.load(gate_rc.at(r, c)), up = lanes.load(up_rc.at(r, c)), d = lanes.load(dy_rc.at(r, c));
+        auto const sig = simd::sigmoid<Isa, T>(gate);
+        lanes.store(d_gate_rc.at(r, c), d * up * detail::silu_slope(gate, sig));
+        lanes.store(d_up_rc.at(r, c), d * gate * sig);
+        if (y_rc) lanes.store(y_rc.at(r, c), gate * sig * up);
+      });
   });
 }
 

@@ -135,38 +135,44 @@ constexpr index_t padded(index_t n) noexcept {
   return (n + w - 1) / w * w;
 }
 
-/// Applies f to whole vectors of n elements and then to the tail through a padded copy, so that an element's result
-/// does not depend on where it stands. `out` may be one of the inputs.
-template <class Isa, class T, class F, class... In>
-SEQMIX_INLINE void map(index_t n, F const& f, T* out, In const*... in) noexcept {
+/// All lanes of a vector are elements.
+template <class Isa, class T>
+struct whole_vector {
+  SEQMIX_INLINE vec<Isa, T> load(T const* p) const noexcept { return simd::load<Isa>(p); }
+  SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) const noexcept { simd::store<Isa>(p, v); }
+};
+/// The first `count` lanes are elements, the others are loaded as zero and not stored.
+template <class Isa, class T>
+struct part_of_vector {
+  index_t count;
+  SEQMIX_INLINE vec<Isa, T> load(T const* p) const noexcept {
+    vec<Isa, T> v{};
+    std::memcpy(&v, p, std::size_t(count) * sizeof(T));
+    return v;
+  }
+  SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) const noexcept { std::memcpy(p, &v, std::size_t(count) * sizeof(T)); }
+};
+/// body(first element, lanes) for n elements a vector at a time; lanes.load and lanes.store reach the elements of one.
+/// The last vector is computed like the others, so that an element's result does not depend on where it stands.
+template <class Isa, class T, class Body>
+SEQMIX_INLINE void for_vectors(index_t n, Body const& body) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   index_t i = 0;
-  for (; i + w <= n; i += w) store<Isa>(out + i, f(load<Isa>(in + i)...));
-  if (i == n) return;
-  auto const tail = [&](T const* p) {
-    vec<Isa, T> v{};
-    std::memcpy(&v, p + i, std::size_t(n - i) * sizeof(T));
-    return v;
-  };
-  auto const last = f(tail(in)...);
-  std::memcpy(out + i, &last, std::size_t(n - i) * sizeof(T));
+  for (; i + w <= n; i += w) body(i, whole_vector<Isa, T>{});
+  if (i < n) body(i, part_of_vector<Isa, T>{n - i});
 }
 
-/// The sum of f over n elements: lanes first, the tail padded by zeros of the inputs (f(0, ...) must be 0).
+/// out = f(in...) for n elements. `out` may be one of the inputs.
+template <class Isa, class T, class F, class... In>
+SEQMIX_INLINE void map(index_t n, F const& f, T* out, In const*... in) noexcept {
+  for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) { lanes.store(out + i, f(lanes.load(in + i)...)); });
+}
+
+/// The sum of f over n elements: lanes first; f(0, ...) must be 0.
 template <class Isa, class T, class F, class... In>
 SEQMIX_INLINE T map_sum(index_t n, F const& f, In const*... in) noexcept {
-  constexpr index_t w = Isa::template lanes<T>;
   vec<Isa, T> total{};
-  index_t i = 0;
-  for (; i + w <= n; i += w) total += f(load<Isa>(in + i)...);
-  if (i < n) {
-    auto const tail = [&](T const* p) {
-      vec<Isa, T> v{};
-      std::memcpy(&v, p + i, std::size_t(n - i) * sizeof(T));
-      return v;
-    };
-    total += f(tail(in)...);
-  }
+  for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) { total += f(lanes.load(in + i)...); });
   return sum<Isa, T>(total);
 }
 
