@@ -127,6 +127,10 @@ concept has_absorb = requires(typename H::template row<double>& row, double* sco
   { H::template absorb<portable_isa>(row, score, forward, n, n, true) } noexcept -> std::same_as<double>;
 };
 template <class H>
+concept has_soft = requires(selector_knobs const& k) {
+  { H::soft(k, true) } noexcept -> std::same_as<bool>;
+};
+template <class H>
 concept has_finish = requires(typename H::template row<double> const& row, typename H::template saved<double>& saved,
                               selector_knobs const& k) {
   { H::finish(row, k, saved) } noexcept -> std::same_as<how_output<double>>;
@@ -159,7 +163,7 @@ concept which = selector_detail::has_name<W> && selector_detail::has_which_spec<
 ///   `soft(knobs, training)`  whether values have to be accumulated at all
 template <class H>
 concept how = selector_detail::has_name<H> && selector_detail::has_how_spec<H> && selector_detail::has_weights<H> &&
-              selector_detail::has_absorb<H> && selector_detail::has_finish<H> && selector_detail::has_pullback<H>;
+              selector_detail::has_soft<H> && selector_detail::has_absorb<H> && selector_detail::has_finish<H> && selector_detail::has_pullback<H>;
 
 /// Which of it is read, with what weights?
 template <class Which, class How>

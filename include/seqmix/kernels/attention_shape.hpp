@@ -76,6 +76,18 @@ inline void validate(attention_shape const& s, which_spec const& which) {
     throw value_error("seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
 }
 
+/// Checks the views that a backward writes: shapes and contiguous last axes, empty ones left out.
+template <class T>
+void validate_gradient(attention_shape const& s, attention_gradient<T> const& d) {
+  index_t const R = s.seq.rows();
+  expect_shape("attention query derivative d_q", d.q_rhk, {R, s.heads, s.key_dim});
+  expect_shape("attention key derivative d_k", d.k_rhk, {R, s.key_heads, s.key_dim});
+  expect_shape("attention value derivative d_v", d.v_rhv, {R, s.value_heads, s.value_dim});
+  expect_contiguous("attention query derivative d_q", d.q_rhk);
+  expect_contiguous("attention key derivative d_k", d.k_rhk);
+  expect_contiguous("attention value derivative d_v", d.v_rhv);
+}
+
 /// Checks that every view of an input fits the shape and is contiguous in its last axis; names the one that is not.
 template <class T>
 void validate_input(attention_shape const& s, attention_input<T> const& in) {

@@ -68,4 +68,25 @@ void validate(recurrence_shape const& s, recurrence_input<T> const& in) {
     expect_shape("recurrence initial state", in.initial_nhkv, {s.seq.count(), s.heads, s.key_dim, s.value_dim});
 }
 
+/// Checks a final state (empty: not wanted) and where it lies.
+template <class T>
+void validate_state(char const* what, recurrence_shape const& s, view4<T> state_nhkv) {
+  if (!state_nhkv) return;
+  expect_shape(what, state_nhkv, {s.seq.count(), s.heads, s.key_dim, s.value_dim});
+  expect_contiguous(what, state_nhkv);
+}
+
+/// Checks the views that a backward writes.
+template <class T>
+void validate_gradient(recurrence_shape const& s, recurrence_gradient<T> const& d) {
+  index_t const R = s.seq.rows();
+  expect_shape("recurrence query derivative d_q", d.q_rhk, {R, s.query_heads, s.key_dim});
+  expect_shape("recurrence key derivative d_k", d.k_rhk, {R, s.key_heads, s.key_dim});
+  expect_shape("recurrence value derivative d_v", d.v_rhv, {R, s.value_heads, s.value_dim});
+  expect_contiguous("recurrence query derivative d_q", d.q_rhk);
+  expect_contiguous("recurrence key derivative d_k", d.k_rhk);
+  expect_contiguous("recurrence value derivative d_v", d.v_rhv);
+  validate_state("recurrence initial state derivative", s, d.initial_nhkv);
+}
+
 }  // namespace seqmix::inline v0

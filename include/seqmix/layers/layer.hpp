@@ -53,6 +53,8 @@ class layer {
   using mixer_type_ = Mixer;
   using gate_type = typename Mixer::gate_type;
   static constexpr extras surroundings = E;
+  /// An attention's backward reads its output, which the own-token term would spoil.
+  static constexpr bool keeps_mixed = E.skip && Mixer::state_type::spec.kind == state_kind::history;
 
   using options = layer_options;
 
@@ -144,7 +146,7 @@ class layer {
     s.gate = gate_.template carve<T>(a, R);
     if constexpr (is_cpu<Device>) s.mixer = Mixer::template saved<T>::template carve<typename Device::isa>(a, shape(run));
     s.o_rhv = a.take_view<T, 3>({R, o_.heads, o_.value_dim});
-    s.mixed_rhv = E.skip ? a.take_view<T, 3>({R, o_.heads, o_.value_dim}) : s.o_rhv;
+    s.mixed_rhv = keeps_mixed ? a.take_view<T, 3>({R, o_.heads, o_.value_dim}) : s.o_rhv;
     s.rstd = a.take<T>(R * norm_groups());
     return s;
   }
@@ -168,7 +170,7 @@ class layer {
     Mixer::forward(run.device, shape(run), mixer_in<T>(keep), keep.mixed_rhv, before ? &before->mixer : nullptr,
                    after ? &after->mixer : nullptr, run.training ? &keep.mixer : nullptr, ws);
     if constexpr (E.skip) {
-      kernels::detail::copy(run.device, flat<T const>(keep.mixed_rhv), flat<T>(keep.o_rhv));
+      if constexpr (keeps_mixed) kernels::detail::copy(run.device, flat<T const>(keep.mixed_rhv), flat<T>(keep.o_rhv));
       kernels::skip_forward(run.device, view3<T const>(values(keep.p_rc, keep.u_rc)), skip_.data(run.parameters), keep.o_rhv);
     }
     kernels::output_stage_forward(run.device, stage(), flat<T const>(keep.o_rhv), gate_z(keep.p_rc),

@@ -101,6 +101,7 @@ struct mixer<State, Gate, Selector> {
     else
       kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr, record,
                                                        ws);
+    if (after) expect_cache(s, *after);
     if (after && !dev.dry) remember(s, x, before, *after);
   }
   template <class T>
@@ -109,7 +110,10 @@ struct mixer<State, Gate, Selector> {
                       attention_record const& record = {}) {
     auto const x = kernel_input(s, in, before, scaled_values(dev, s, in, ws));
     kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, record);
-    if (after) remember(s, x, before, *after);
+    if (after) {
+      expect_cache(s, *after);
+      remember(s, x, before, *after);
+    }
   }
 
   template <class Isa, class Threads, class T>
@@ -119,6 +123,8 @@ struct mixer<State, Gate, Selector> {
                        state<same<T>>* d_before, arena& ws) {
     arena_scope const scope(ws);
     auto const x = kernel_input(s, in, before, scaled_values(dev, s, in, ws));
+    if (d_after) expect_cache(s, *d_after);
+    if (d_before) expect_cache(s, *d_before);
     attention_gradient<T> dx{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk};
     if (d_before) {
       dx.past_k_nlhk = d_before->k_nlhk;
@@ -147,12 +153,21 @@ struct mixer<State, Gate, Selector> {
                         " query heads for " + std::to_string(s.heads) + " heads");
     attention_input<T> x{in.q_rhk, in.k_rhk, v_rhv, in.g_rhk};
     if (before) {
+      expect_cache(s, *before);
       x.past_k_nlhk = before->k_nlhk;
       x.past_v_nlhv = before->v_nlhv;
       x.past_g_nlhk = before->g_nlhk;
       x.past_length = before->length;
     }
     return x;
+  }
+
+  template <class T>
+  static void expect_cache(mixer_shape const& s, state<T> const& cache) {
+    index_t const N = s.seq.count(), capacity = cache.capacity();
+    expect_shape("attention state, keys", cache.k_nlhk, {N, capacity, s.key_heads, s.key_dim});
+    expect_shape("attention state, values", cache.v_nlhv, {N, capacity, s.value_heads, s.value_dim});
+    if constexpr (token_gate) expect_shape("attention state, log-decays", cache.g_nlhk, {N, capacity, s.gate_heads, 1});
   }
 
   /// write_h v, where a gate scales what is written; values keep their heads, or get one per gate head.

@@ -320,6 +320,7 @@ void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape cons
   validate(s, Which::spec);
   validate_input(s, in);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("attention output o", o_rhv);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::attention_scratch<Isa, How, T>>(
@@ -339,6 +340,7 @@ void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape con
   validate_input(s, in);
   expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output derivative d_o", d_o_rhv);
+  validate_gradient<T>(s, d);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::attention_scratch<Isa, How, T>>(

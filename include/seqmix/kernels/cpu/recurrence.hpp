@@ -42,6 +42,8 @@ void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape co
   using parts = detail::recurrence_parts<Form, State, Isa, T>;
   validate(s, in);
   expect_shape("recurrence output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("recurrence output o", o_rhv);
+  validate_state("recurrence final state", s, final_nhkv);
   arena_scope const scope(ws);
   auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
   parallel_for(dev, s.seq.count() * s.heads, [&](index_t unit, int thread) {
@@ -59,6 +61,8 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
   validate(s, in);
   expect_shape("recurrence output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("recurrence output derivative d_o", d_o_rhv);
+  validate_state("recurrence final state derivative", s, d_final_nhkv);
+  validate_gradient<T>(s, d);
   arena_scope const scope(ws);
   auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, true);
   index_t const decay_keys = (std::max)(index_t(1), in.g_rhk.extent[2]);

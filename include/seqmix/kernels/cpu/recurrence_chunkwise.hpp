@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <numeric>
 
 #include <seqmix/kernels/cpu/pack.hpp>
@@ -32,7 +31,8 @@ namespace detail {
 template <class Isa, class T>
 struct chunk_scratch {
   T *S, *q, *k, *v, *key_t, *P, *q_decayed, *k_decayed, *o;
-  T *dS, *value_t, *S_t, *dS_t, *dout, *dP, *dq, *dk, *dv, *through_S, *through_dS;
+  T *from_start, *to_end;  // e^G and e^(Gn - G)
+  T *dS, *value_t, *S_t, *dS_t, *dout, *dP, *dq, *dk, *dv, *through_S, *through_dS, *column_sum;
   double *G, *dG;
 
   static chunk_scratch carve(arena& a, recurrence_shape const& s, bool backward) {
@@ -48,6 +48,8 @@ struct chunk_scratch {
     w.q_decayed = a.take<T>(C * kp);
     w.k_decayed = a.take<T>(C * kp);
     w.o = a.take<T>(C * vp);
+    w.from_start = a.take<T>(Cp);
+    w.to_end = a.take<T>(Cp);
     w.G = a.take<double>(C);
     if (!backward) return w;
     w.dS = a.take<T>(s.key_dim * vp);
@@ -61,6 +63,7 @@ struct chunk_scratch {
     w.dv = a.take<T>(C * vp);
     w.through_S = a.take<T>(C * kp);
     w.through_dS = a.take<T>(C * kp);
+    w.column_sum = a.take<T>(Cp);
     w.dG = a.take<double>(C);
     return w;
   }
@@ -77,19 +80,21 @@ class chunkwise_head {
         rows_(s.seq.length(n)) {}
 
   void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) {
-    load_state(in_.initial_nhkv, w_.S);
-    index_t chunk = saved ? s_.chunks_before(n_) : 0;
-    for (index_t at = 0; at < rows_; at += s_.chunk, ++chunk) {
-      if (saved) std::copy_n(w_.S, K_ * vp_, saved_state(*saved, chunk));
+    index_t chunk = s_.chunks_before(n_);
+    T* S = saved && rows_ > 0 ? saved_state(*saved, chunk) : w_.S;
+    load_state(in_.initial_nhkv, S);
+    for (index_t at = 0; at < rows_; at += s_.chunk) {
       load_chunk(at);
       scores();
       tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
-      tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, w_.S, vp_, w_.o, vp_, true);
+      tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, S, vp_, w_.o, vp_, true);
       write_rows(w_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at, h_), o_rhv.stride[0], false);
-      decay_state(w_.S);
-      tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.k_decayed, 1, kp_}, w_.v, vp_, w_.S, vp_, true);
+      T* const next = saved && at + count_ < rows_ ? saved_state(*saved, ++chunk) : w_.S;
+      decay_state(S, next);
+      tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.k_decayed, 1, kp_}, w_.v, vp_, next, vp_, true);
+      S = next;
     }
-    if (final_nhkv) store_state(w_.S, final_nhkv);
+    if (final_nhkv) store_state(S, final_nhkv);
   }
 
   void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
@@ -135,15 +140,30 @@ class chunkwise_head {
     copy_rows(in_.q_rhk.at(r, head(s_.query_heads)), in_.q_rhk.stride[0], count_, K_, w_.q, kp_);
     copy_rows(in_.k_rhk.at(r, head(s_.key_heads)), in_.k_rhk.stride[0], count_, K_, w_.k, kp_);
     copy_rows(in_.v_rhv.at(r, head(s_.value_heads)), in_.v_rhv.stride[0], count_, V_, w_.v, vp_);
+    running_decay(r);
+    for (index_t i = 0; i < count_; ++i) {
+      if (in_.write_rh) multiply(w_.v + i * vp_, write_scale(r + i), vp_, w_.v + i * vp_);
+      T const scale = T(s_.scale), from_start = w_.from_start[i], to_end = w_.to_end[i];
+      simd::for_vectors<Isa, T>(kp_, [&](index_t c, auto const& lanes) {
+        auto const q = lanes.load(w_.q + i * kp_ + c) * scale;
+        lanes.store(w_.q + i * kp_ + c, q);
+        lanes.store(w_.q_decayed + i * kp_ + c, q * from_start);
+        lanes.store(w_.k_decayed + i * kp_ + c, lanes.load(w_.k + i * kp_ + c) * to_end);
+      });
+    }
+    transpose(w_.k, kp_, count_, K_, w_.key_t, Cp_);
+  }
+  /// G in double; from the chunk's start to each token and from there to its end as factors.
+  void running_decay(index_t r) {
     double sum = 0.0;
     for (index_t i = 0; i < count_; ++i) w_.G[i] = sum += log_decay(r + i);
     for (index_t i = 0; i < count_; ++i) {
-      multiply(w_.q + i * kp_, T(s_.scale), kp_, w_.q + i * kp_);
-      multiply(w_.v + i * vp_, write_scale(r + i), vp_, w_.v + i * vp_);
-      multiply(w_.q + i * kp_, T(std::exp(w_.G[i])), kp_, w_.q_decayed + i * kp_);
-      multiply(w_.k + i * kp_, T(std::exp(sum - w_.G[i])), kp_, w_.k_decayed + i * kp_);
+      w_.from_start[i] = T(w_.G[i]);
+      w_.to_end[i] = T(sum - w_.G[i]);
     }
-    transpose(w_.k, kp_, count_, K_, w_.key_t, Cp_);
+    auto const exponential = [](auto const& x) { return simd::exp<Isa, T>(x); };
+    simd::map<Isa>(count_, exponential, w_.from_start, w_.from_start);
+    simd::map<Isa>(count_, exponential, w_.to_end, w_.to_end);
   }
   static void multiply(T const* from, T factor, index_t n, T* to) noexcept {
     simd::map<Isa>(n, [=](auto const& x) { return x * factor; }, to, from);
@@ -166,8 +186,8 @@ class chunkwise_head {
     }
     std::fill(row + i + 1, row + Cp_, T(0));
   }
-  void decay_state(T* S) const {
-    if (gated()) multiply(S, T(std::exp(w_.G[count_ - 1])), K_ * vp_, S);
+  void decay_state(T const* from, T* to) const {
+    if (gated() || from != to) multiply(from, w_.from_start[count_ - 1], K_ * vp_, to);
   }
 
   void chunk_backward(T const* S, view3<T const> d_o_rhv) {
@@ -178,16 +198,8 @@ class chunkwise_head {
     transpose(w_.dS, vp_, K_, V_, w_.dS_t, kp_);
 
     tile_product<Isa>(count_, Cp_, V_, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t, Cp_, w_.dP, Cp_, false);
-    std::fill_n(w_.dG, count_, 0.0);
-    for (index_t i = 0; i < count_; ++i) {
-      if (gated())
-        for (index_t j = 0; j < i; ++j) {
-          double const x = double(w_.dP[i * Cp_ + j]) * double(w_.P[i * Cp_ + j]);
-          w_.dG[i] += x;
-          w_.dG[j] -= x;
-        }
-      decay_row(i, w_.dP + i * Cp_);
-    }
+    if (gated()) through_scores();
+    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.dP + i * Cp_);
     tile_product<Isa>(count_, kp_, V_, tile_operand<T>{w_.dout, vp_, 1}, w_.S_t, kp_, w_.through_S, kp_, false);
     tile_product<Isa>(count_, kp_, V_, tile_operand<T>{w_.v, vp_, 1}, w_.dS_t, kp_, w_.through_dS, kp_, false);
     tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.dP, Cp_, 1}, w_.k, kp_, w_.dq, kp_, false);
@@ -195,16 +207,30 @@ class chunkwise_head {
     tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, 1, Cp_}, w_.dout, vp_, w_.dv, vp_, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.k_decayed, kp_, 1}, w_.dS, vp_, w_.dv, vp_, true);
     through_state(S);
-    decay_state(w_.dS);
+    decay_state(w_.dS, w_.dS);
     tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.q_decayed, 1, kp_}, w_.dout, vp_, w_.dS, vp_, true);
+  }
+  /// What reaches the running decay through the factors e^(G_i - G_j): P holds 0 for j > i.
+  void through_scores() {
+    std::fill_n(w_.column_sum, Cp_, T(0));
+    for (index_t i = 0; i < count_; ++i) {
+      T const *const dP = w_.dP + i * Cp_, *const P = w_.P + i * Cp_;
+      simd::vec<Isa, T> row{};
+      simd::for_vectors<Isa, T>(i, [&](index_t j, auto const& lanes) {
+        auto const x = lanes.load(dP + j) * lanes.load(P + j);
+        row += x;
+        lanes.store(w_.column_sum + j, lanes.load(w_.column_sum + j) + x);
+      });
+      w_.dG[i] = double(simd::sum<Isa, T>(row));
+    }
+    for (index_t i = 0; i < count_; ++i) w_.dG[i] -= double(w_.column_sum[i]);
   }
   /// What reaches queries, keys and the running decay through the chunk's two states.
   void through_state(T const* S) {
-    double const last = w_.G[count_ - 1];
     auto const dot = [](index_t n, T const* a, T const* b) {
       return double(simd::map_sum<Isa, T>(n, [](auto const& x, auto const& y) { return x * y; }, a, b));
     };
-    double at_end = gated() ? std::exp(last) * dot(K_ * vp_, w_.dS, S) : 0.0;
+    double at_end = gated() ? double(w_.from_start[count_ - 1]) * dot(K_ * vp_, w_.dS, S) : 0.0;
     for (index_t i = 0; i < count_; ++i) {
       if (gated()) {
         double const read = dot(kp_, w_.q_decayed + i * kp_, w_.through_S + i * kp_);
@@ -212,10 +238,10 @@ class chunkwise_head {
         w_.dG[i] += read - written;
         at_end += written;
       }
-      add(w_.through_S + i * kp_, T(std::exp(w_.G[i])), w_.dq + i * kp_);
-      add(w_.through_dS + i * kp_, T(std::exp(last - w_.G[i])), w_.dk + i * kp_);
+      add(w_.through_S + i * kp_, w_.from_start[i], w_.dq + i * kp_);
+      add(w_.through_dS + i * kp_, w_.to_end[i], w_.dk + i * kp_);
     }
-    w_.dG[count_ - 1] += at_end;
+    if (gated()) w_.dG[count_ - 1] += at_end;
   }
   void add(T const* x, T factor, T* to) const noexcept {
     simd::map<Isa>(kp_, [=](auto const& sum, auto const& part) { return sum + factor * part; }, to, to, x);
@@ -237,9 +263,9 @@ class chunkwise_head {
         T& to = d.write_rh(r + i, head(s_.gate_heads));
         to = dw + (add_gate ? to : T(0));
       }
-      multiply(dv, write_scale(r + i), vp_, dv);
-      after += w_.dG[i];
+      if (in_.write_rh) multiply(dv, write_scale(r + i), vp_, dv);
       if (!gated() || !d.g_rhk) continue;
+      after += w_.dG[i];
       if (in_.g_rhk.stride[0] == 0) {
         *d_constant += after;
       } else {

@@ -296,6 +296,7 @@ void routed_attention_forward(device::basic_cpu<Isa, Threads> dev, attention_sha
   validate(s, Which::spec);
   validate_input(s, in);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("attention output o", o_rhv);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(
@@ -329,6 +330,11 @@ void routed_attention_backward(device::basic_cpu<Isa, Threads> dev, attention_sh
                                routed_saved<Which, same<T>> const& saved, view3<same<T> const> d_o_rhv,
                                attention_gradient<same<T>> const& d, arena& ws) {
   static_assert(Which::spec.routed, "seqmix attention: this selector chooses no chunk; take attention_backward");
+  validate(s, Which::spec);
+  validate_input(s, in);
+  expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
+  expect_contiguous("attention output derivative d_o", d_o_rhv);
+  validate_gradient<T>(s, d);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(

@@ -328,24 +328,26 @@ void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t con
           view3<T> x_rhd, arena& ws) {
   arena_scope const scope(ws);
   index_t const half = x_rhd.extent[2] / 2;
-  index_t low = 0, high = 0;
-  for (index_t n = 0; n < seq.count(); ++n) {
-    index_t const at = position_n ? position_n[n] : 0;
-    low = n == 0 ? at : (std::min)(low, at);
-    high = (std::max)(high, at + seq.length(n));
-  }
-  T* const table = ws.take<T>(2 * half * (ws.measuring() && position_n ? seq.longest() : high - low));
+  // Sequences that begin at 0 share one table; carried ones may stand anywhere, so each row gets its own entry.
+  index_t const entries = position_n ? seq.rows() : seq.longest();
+  T* const table = ws.take<T>(2 * half * entries);
+  double* const frequency = ws.take<double>(half);
   if (ws.measuring()) return;
-  parallel_for(dev, high - low, [&](index_t t, int) {
+  for (index_t i = 0; i < half; ++i) frequency[i] = std::pow(base, -double(i) / double(half));
+  auto const fill = [&](index_t entry, index_t position) {
+    T* const row = table + 2 * half * entry;
     for (index_t i = 0; i < half; ++i) {
-      double const angle = double(t + low) * std::pow(base, -double(i) / double(half));
-      table[2 * half * t + i] = T(std::cos(angle));
-      table[2 * half * t + half + i] = T(direction * std::sin(angle));
+      double const angle = double(position) * frequency[i];
+      row[i] = T(std::cos(angle));
+      row[half + i] = T(direction * std::sin(angle));
     }
-  });
+  };
+  if (!position_n) parallel_for(dev, entries, [&](index_t t, int) { fill(t, t); });
   parallel_for(dev, seq.count(), [&](index_t n, int) {
     for (index_t r = seq.begin(n); r < seq.end(n); ++r) {
-      T const* const c = table + 2 * half * (r - seq.begin(n) + (position_n ? position_n[n] : 0) - low);
+      index_t const t = r - seq.begin(n);
+      if (position_n) fill(r, t + position_n[n]);
+      T const* const c = table + 2 * half * (position_n ? r : t);
       T const* const s = c + half;
       for (index_t h = 0; h < x_rhd.extent[1]; ++h) {
         T *const a = x_rhd.at(r, h), *const b = a + half;

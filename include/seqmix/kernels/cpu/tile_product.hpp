@@ -74,9 +74,15 @@ void tile_product(index_t rows, index_t columns, index_t depth, tile_operand<T> 
   index_t j = 0;
   for (; j + most * w <= columns; j += most * w)
     detail::column_panel<Isa, T, most>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
-  if constexpr (most > 2)
-    for (; j + 2 * w <= columns; j += 2 * w)
+  if constexpr (most > 2) {
+    if (j + 3 * w <= columns) {
+      detail::column_panel<Isa, T, 3>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
+      j += 3 * w;
+    } else if (j + 2 * w <= columns) {
       detail::column_panel<Isa, T, 2>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
+      j += 2 * w;
+    }
+  }
   for (; j < columns; j += w) detail::column_panel<Isa, T, 1>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
 }
 
