@@ -26,7 +26,7 @@ if(SEQMIX_SANITIZE)
   target_compile_options(seqmix_developer INTERFACE
     -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(seqmix_developer INTERFACE -fsanitize=address,undefined)
-  target_compile_definitions(seqmix_developer INTERFACE _GLIBCXX_ASSERTIONS EIGEN_INITIALIZE_MATRICES_BY_NAN)
+  target_compile_definitions(seqmix_developer INTERFACE _GLIBCXX_ASSERTIONS)
 endif()
 
 add_library(seqmix_native INTERFACE)

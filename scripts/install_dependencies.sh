@@ -15,7 +15,6 @@ examples='
 g++                  program g++
 cmake                program cmake
 ninja-build          program ninja
-libeigen3-dev        header  eigen3/Eigen/Core
 nlohmann-json3-dev   header  nlohmann/json.hpp
 libcli11-dev         header  CLI/CLI.hpp
 libzstd-dev          header  zstd.h

@@ -34,7 +34,8 @@ using novel = block<layer<attention<selectors::top1_chunk<>, patience>, extras{.
 static_assert(layer_selects_arbitrarily<novel>);
 
 train::trainer<language_model<pattern<novel>>> trained(std::span<std::uint8_t const> text) {
-  language_model<pattern<novel>> const model({.d_model = 32, .layers = 2, .layer = variants::attention_options(32, 4, 0, 0, 8)});
+  language_model<pattern<novel>> const model(
+      {.d_model = 32, .layers = 2, .layer = variants::attention_options(32, 4, 0, 0, 8)});
   train::trainer run(model, {.steps = 20, .batch = 4, .block = 64, .learning_rate = 1e-2});
   data::window_sampler const source(text, 64, /*seed*/ 1);
   while (!run.finished()) run.step(source);
@@ -51,13 +52,15 @@ std::vector<std::uint8_t> some_text() {
 
 }  // namespace
 
-DOCTEST_TEST_CASE("the example of README.md learns, and a token at a time it says what it says of the whole sequence") {
+DOCTEST_TEST_CASE(
+    "the example of README.md learns, and a token at a time it says what it says of the whole sequence") {
   auto const text = some_text();
   auto run = trained(text);
   auto const& model = run.model();
   auto const* const parameters = run.parameters().data();
   index_t const length = 40;
-  std::vector<std::int32_t> const tokens(text.begin() + 7, text.begin() + 7 + length), labels(text.begin() + 8, text.begin() + 8 + length);
+  std::vector<std::int32_t> const tokens(text.begin() + 7, text.begin() + 7 + length),
+      labels(text.begin() + 8, text.begin() + 8 + length);
 
   auto whole = model.make_memory<float>(device::cpu{}, sequences::batch(1, length), {});
   model.forward(whole, parameters, tokens.data());
@@ -75,5 +78,6 @@ DOCTEST_TEST_CASE("the example of README.md learns, and a token at a time it say
   DOCTEST_CHECK_MESSAGE(worst <= 2e-5f * size, "steps differ by ", worst, " of ", size);
 
   auto const learned = model.loss(whole, labels.data(), 1.0);
-  DOCTEST_CHECK_MESSAGE(learned.loss / double(learned.counted) < 0.8 * std::log(256.0), "loss ", learned.loss / double(learned.counted));
+  DOCTEST_CHECK_MESSAGE(learned.loss / double(learned.counted) < 0.8 * std::log(256.0), "loss ",
+                        learned.loss / double(learned.counted));
 }

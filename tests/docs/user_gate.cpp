@@ -27,7 +27,8 @@ static_assert(explain_gate<soft_forget>());
 // [/doc:gate]
 
 // [doc:channel-gate]
-/// A decay per key channel, from a raw value per channel and an offset per head; the offset is shared by the head's keys.
+/// A decay per key channel, from a raw value per channel and an offset per head; the offset is shared by the head's
+/// keys.
 struct soft_forget_channels {
   static constexpr std::string_view name = "soft_forget_channels";
   static constexpr gate_spec spec{.raw = axis::head_key, .raws = 1, .decay = axis::head_key, .from = feed::linear};
@@ -67,13 +68,15 @@ DOCTEST_TEST_CASE("a user's gate decays a recurrence, and biases the scores of s
 // [/doc:gate-test]
 
 DOCTEST_TEST_CASE("a user's gate per key channel in a model has the gradients of both oracles") {
-  using channels = layer<recurrence<states::outer_product, soft_forget_channels>, extras{.head_norm = output_norm::per_head}>;
+  using channels =
+      layer<recurrence<states::outer_product, soft_forget_channels>, extras{.head_norm = output_norm::per_head}>;
   check_model_gradients<channels>(sizes());
   check_model_difference<channels>(sizes());
 }
 
 DOCTEST_TEST_CASE("a pullback by hand gives what dual numbers give, the bound included") {
-  static_assert(gate_detail::has_pullback<soft_forget_by_hand, double> && !gate_detail::has_pullback<soft_forget, double>);
+  static_assert(gate_detail::has_pullback<soft_forget_by_hand, double> &&
+                !gate_detail::has_pullback<soft_forget, double>);
   for (double raw : {-40.0, -3.0, 0.0, 0.7, 900.0, 2000.0}) {
     std::array<double, 1> d_raw{}, d_p{}, d_raw_dual{}, d_p_dual{};
     gate_pullback<soft_forget_by_hand, double>({raw}, {0.4}, 1.5, 0.0, d_raw, d_p);

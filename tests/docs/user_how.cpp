@@ -16,11 +16,14 @@ struct rational {
   static constexpr how_spec spec{};
 
   template <class T>
-  static T weight(T s) noexcept { return s * s / (T(1) + s * s); }
+  static T weight(T s) noexcept {
+    return s * s / (T(1) + s * s);
+  }
 
   /// The definition, on one row of n visible keys, for any scalar: the oracle.
   template <scalar T>
-  static void weights(T const* raw, T const* bias, index_t n, selector_knobs const& knobs, T* on_values, T* on_stopped) noexcept {
+  static void weights(T const* raw, T const* bias, index_t n, selector_knobs const& knobs, T* on_values,
+                      T* on_stopped) noexcept {
     for (index_t j = 0; j < n; ++j) {
       T const s = raw[j] / T(knobs.temperature) + (bias ? bias[j] : T(0));
       on_values[j] = weight(s);
@@ -30,7 +33,7 @@ struct rational {
 
   // The same in one pass over tiles of scores, where -inf stands for a key that is not visible.
   template <class T>
-  struct row {};    // carried from tile to tile: nothing
+  struct row {};  // carried from tile to tile: nothing
   template <class T>
   struct saved {};  // kept for backward: nothing
   static constexpr bool soft(selector_knobs const&, bool) noexcept { return true; }
@@ -46,8 +49,8 @@ struct rational {
   }
   /// d_score = g.v w'(s); scores become the weights, which multiply g on its way to the values.
   template <class Isa, class T>
-  static void pullback(saved<T> const&, row_gradient<T> const&, T* score, T const* gv, T* d_score, index_t n, index_t,
-                       selector_knobs const&) noexcept {
+  static void pullback(saved<T> const&, row_gradient<T> const&, T* score, T const* gv, T* d_score, index_t n,
+                       index_t, selector_knobs const&) noexcept {
     for (index_t j = 0; j < n; ++j) {
       bool const visible = !std::isinf(score[j]);
       T const s = visible ? score[j] : T(0), slope = T(2) * s / ((T(1) + s * s) * (T(1) + s * s));

@@ -11,7 +11,8 @@ using namespace seqmix;
 using namespace seqmix::testing;
 
 // [doc:state]
-/// Erases half of what the key finds before it writes: S = e^g S - k (k' e^g S) / (2 n) + (write k / n) v', n = 1 + k.k.
+/// Erases half of what the key finds before it writes: S = e^g S - k (k' e^g S) / (2 n) + (write k / n) v', n = 1 +
+/// k.k.
 struct half_erase {
   static constexpr std::string_view name = "half_erase";
   static constexpr state_spec spec{.low_rank = true};  // b (a' S) is not zero
@@ -32,7 +33,8 @@ struct half_erase {
     }
   }
   template <class T>
-  static void pullback(state_token<T> const& t, state_update<T const> const& d, state_token_gradient<T>& out) noexcept {
+  static void pullback(state_token<T> const& t, state_update<T const> const& d,
+                       state_token_gradient<T>& out) noexcept {
     T const n = size(t);
     T d_n(0);
     for (index_t i = 0; i < t.keys; ++i) {
@@ -51,7 +53,8 @@ static_assert(state<half_erase>);
 }  // namespace
 
 // [doc:state-test]
-DOCTEST_TEST_CASE("a user's state under Mamba-2's gate: the laws hold, and a model has the gradients of both oracles") {
+DOCTEST_TEST_CASE(
+    "a user's state under Mamba-2's gate: the laws hold, and a model has the gradients of both oracles") {
   using mixing = recurrence<half_erase, gates::mamba2>;
   check_laws<mixing>();
   using erasing = layer<mixing, extras{.conv = true, .head_norm = output_norm::per_head}>;

@@ -31,7 +31,8 @@ static_assert(!arbitrary_selection<sink_attention>);
 }  // namespace
 
 // [doc:which-test]
-DOCTEST_TEST_CASE("a user's visible keys: causality, cuts, packed sequences, threads, and the reference's gradients") {
+DOCTEST_TEST_CASE(
+    "a user's visible keys: causality, cuts, packed sequences, threads, and the reference's gradients") {
   check_laws<sink_attention>();
   check_laws<attention<seqmix::select<sink_and_window, selectors::top1<>>>>();
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 
+#include <seqmix/models/variants.hpp>
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 #include <seqmix/tensor/philox.hpp>
@@ -20,6 +21,18 @@ bool use_tensors() {
 
 bool use_random_numbers() { return seqmix::philox4x32({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5u; }
 
+bool use_a_language_model() {
+  using model = seqmix::language_model<seqmix::pattern<seqmix::variants::transformer_pp>>;
+  model const m({.vocabulary = 8, .d_model = 16, .layers = 1, .layer = {seqmix::variants::attention_options(16, 2)}});
+  seqmix::buffer<float> weights(m.parameters().size());
+  m.parameters().initialise(1, weights.data());
+  auto memory = m.make_memory<float>(seqmix::device::cpu{}, seqmix::sequences::batch(1, 4), {.training = false});
+  std::array<std::int32_t, 4> const tokens{1, 2, 3, 4}, labels{2, 3, 4, 5};
+  m.forward(memory, weights.data(), tokens.data());
+  auto const sum = m.loss(memory, labels.data(), 1.0);
+  return sum.counted == 4 && sum.loss > 0.0;
+}
+
 }  // namespace
 
 int main() {
@@ -29,6 +42,7 @@ int main() {
   } constexpr uses[] = {
       {"tensors", use_tensors},
       {"random numbers", use_random_numbers},
+      {"language model", use_a_language_model},
   };
   int wrong = 0;
   for (auto const& use : uses) {

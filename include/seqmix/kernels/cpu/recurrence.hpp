@@ -11,12 +11,12 @@ namespace detail {
 
 template <recurrence_form Form, class State, class Isa, class T>
 struct recurrence_parts {
-  using head = chunkwise_head<Isa, T>;
+  using heads = chunkwise_heads<Isa, T>;
   using scratch = chunk_scratch<Isa, T>;
 };
 template <class State, class Isa, class T>
 struct recurrence_parts<recurrence_form::sequential, State, Isa, T> {
-  using head = sequential_head<State, Isa, T>;
+  using heads = sequential_head<State, Isa, T>;
   using scratch = token_scratch<Isa, T>;
 };
 
@@ -46,9 +46,10 @@ void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape co
   validate_state("recurrence final state", s, final_nhkv);
   arena_scope const scope(ws);
   auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
-  parallel_for(dev, s.seq.count() * s.heads, [&](index_t unit, int thread) {
-    typename parts::head head(s, in, unit / s.heads, unit % s.heads, scratch[thread]);
-    head.forward(o_rhv, saved, final_nhkv);
+  index_t const together = parts::heads::together(s), units = s.heads / together;
+  parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
+    typename parts::heads heads(s, in, unit / units, unit % units * together, scratch[thread]);
+    heads.forward(o_rhv, saved, final_nhkv);
   });
 }
 
@@ -68,12 +69,12 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
   index_t const decay_keys = (std::max)(index_t(1), in.g_rhk.extent[2]);
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads * decay_keys);
   index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
-  index_t const group = s.heads / groups;
+  index_t const group = s.heads / groups, together = parts::heads::together(s);
   parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
     index_t const n = unit / groups;
-    for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; ++h) {
-      typename parts::head head(s, in, n, h, scratch[thread]);
-      head.backward(saved, d_o_rhv, d_final_nhkv, d, d_constant + (n * s.heads + h) * decay_keys);
+    for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; h += together) {
+      typename parts::heads heads(s, in, n, h, scratch[thread]);
+      heads.backward(saved, d_o_rhv, d_final_nhkv, d, d_constant + (n * s.heads + h) * decay_keys);
     }
   });
   if (dev.dry || !in.g_rhk || in.g_rhk.stride[0] != 0 || !d.g_rhk) return;

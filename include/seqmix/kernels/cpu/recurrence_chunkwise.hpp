@@ -28,135 +28,154 @@ struct recurrence_saved {
 
 namespace detail {
 
+/// One thread's memory. Of a chunk for all heads that share queries and keys, then of one head at a time; but every head
+/// has its own state.
 template <class Isa, class T>
 struct chunk_scratch {
-  T *S, *q, *k, *v, *key_t, *P, *q_decayed, *k_decayed, *o;
-  T *from_start, *to_end;  // e^G and e^(Gn - G)
-  T *dS, *value_t, *S_t, *dS_t, *dout, *dP, *dq, *dk, *dv, *through_S, *through_dS, *column_sum;
+  T *q, *k, *key_t, *product, *S;
+  T *v, *P, *q_decayed, *k_decayed, *o, *from_start, *to_end;
+  T *query_t, *d_product, *dq, *dk, *dq_t, *dk_t, *dS;
+  T *value_t, *dout, *dout_t, *dP, *dv, *through_S, *through_dS, *column_sum, *read, *written;
   double *G, *dG;
 
   static chunk_scratch carve(arena& a, recurrence_shape const& s, bool backward) {
     index_t const C = s.chunk, Cp = simd::padded<Isa, T>(C), kp = simd::padded<Isa, T>(s.key_dim),
                   vp = simd::padded<Isa, T>(s.value_dim);
     chunk_scratch w{};
-    w.S = a.take<T>(s.key_dim * vp);
-    w.q = a.take<T>(C * kp);
-    w.k = a.take<T>(C * kp);
-    w.v = a.take<T>(Cp * vp);
+    for (T** p : {&w.q, &w.k, &w.q_decayed, &w.k_decayed}) *p = a.take<T>(C * kp);
+    for (T** p : {&w.product, &w.P}) *p = a.take<T>(C * Cp);
+    for (T** p : {&w.v, &w.o}) *p = a.take<T>(C * vp);
+    for (T** p : {&w.from_start, &w.to_end}) *p = a.take<T>(Cp);
     w.key_t = a.take<T>(s.key_dim * Cp);
-    w.P = a.take<T>(C * Cp);
-    w.q_decayed = a.take<T>(C * kp);
-    w.k_decayed = a.take<T>(C * kp);
-    w.o = a.take<T>(C * vp);
-    w.from_start = a.take<T>(Cp);
-    w.to_end = a.take<T>(Cp);
+    w.S = a.take<T>(s.heads * s.key_dim * vp);
     w.G = a.take<double>(C);
     if (!backward) return w;
-    w.dS = a.take<T>(s.key_dim * vp);
-    w.value_t = a.take<T>(s.value_dim * Cp);
-    w.S_t = a.take<T>(s.value_dim * kp);
-    w.dS_t = a.take<T>(s.value_dim * kp);
-    w.dout = a.take<T>(C * vp);
-    w.dP = a.take<T>(C * Cp);
-    w.dq = a.take<T>(C * kp);
-    w.dk = a.take<T>(C * kp);
-    w.dv = a.take<T>(C * vp);
-    w.through_S = a.take<T>(C * kp);
-    w.through_dS = a.take<T>(C * kp);
-    w.column_sum = a.take<T>(Cp);
+    for (T** p : {&w.dq, &w.dk}) *p = a.take<T>(C * kp);
+    for (T** p : {&w.query_t, &w.dq_t, &w.dk_t, &w.through_S, &w.through_dS}) *p = a.take<T>(s.key_dim * Cp);
+    for (T** p : {&w.d_product, &w.dP}) *p = a.take<T>(C * Cp);
+    for (T** p : {&w.dout, &w.dv}) *p = a.take<T>(C * vp);
+    for (T** p : {&w.value_t, &w.dout_t}) *p = a.take<T>(s.value_dim * Cp);
+    for (T** p : {&w.column_sum, &w.read, &w.written}) *p = a.take<T>(Cp);
+    w.dS = a.take<T>(s.heads * s.key_dim * vp);
     w.dG = a.take<double>(C);
     return w;
   }
 };
 
-/// One head of one sequence.
+/// The heads of one sequence that read the same queries and keys, from head h on: their products q.k are formed once.
 template <class Isa, class T>
-class chunkwise_head {
+class chunkwise_heads {
  public:
-  chunkwise_head(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
-                 chunk_scratch<Isa, T> const& w)
-      : s_(s), in_(in), w_(w), n_(n), h_(h), K_(s.key_dim), V_(s.value_dim), Cp_(simd::padded<Isa, T>(s.chunk)),
-        kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)), first_(s.seq.begin(n)),
-        rows_(s.seq.length(n)) {}
+  /// How many heads these are.
+  static index_t together(recurrence_shape const& s) noexcept {
+    return s.heads / std::lcm(s.query_heads, s.key_heads);
+  }
+
+  chunkwise_heads(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
+                  chunk_scratch<Isa, T> const& w)
+      : s_(s), in_(in), w_(w), n_(n), h_(h), end_(h + together(s)), K_(s.key_dim), V_(s.value_dim),
+        Cp_(simd::padded<Isa, T>(s.chunk)), kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)),
+        first_(s.seq.begin(n)), rows_(s.seq.length(n)) {}
 
   void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) {
     index_t chunk = s_.chunks_before(n_);
-    T* S = saved && rows_ > 0 ? saved_state(*saved, chunk) : w_.S;
-    load_state(in_.initial_nhkv, S);
-    for (index_t at = 0; at < rows_; at += s_.chunk) {
+    for (index_t h = h_; h < end_; ++h)
+      load_state(in_.initial_nhkv, h, saved && rows_ > 0 ? saved_state(*saved, chunk, h) : state(h));
+    for (index_t at = 0; at < rows_; at += s_.chunk, ++chunk) {
       load_chunk(at);
-      scores();
-      tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
-      tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, S, vp_, w_.o, vp_, true);
-      write_rows(w_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at, h_), o_rhv.stride[0], false);
-      T* const next = saved && at + count_ < rows_ ? saved_state(*saved, ++chunk) : w_.S;
-      decay_state(S, next);
-      tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.k_decayed, 1, kp_}, w_.v, vp_, next, vp_, true);
-      S = next;
+      bool const last = at + count_ == rows_;
+      for (index_t h = h_; h < end_; ++h)
+        head_forward(h, saved ? saved_state(*saved, chunk, h) : state(h),
+                     saved && !last ? saved_state(*saved, chunk + 1, h) : state(h), o_rhv);
     }
-    if (final_nhkv) store_state(S, final_nhkv);
+    for (index_t h = h_; final_nhkv && h < end_; ++h) store_state(state(h), h, final_nhkv);
   }
 
   void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
                 recurrence_gradient<T> const& d, double* d_constant) {
-    load_state(d_final_nhkv, w_.dS);
-    *d_constant = 0.0;
+    for (index_t h = h_; h < end_; ++h) {
+      load_state(d_final_nhkv, h, d_state(h));
+      d_constant[h - h_] = 0.0;
+    }
     index_t const chunks = (rows_ + s_.chunk - 1) / s_.chunk, base = s_.chunks_before(n_);
     for (index_t c = chunks; c-- > 0;) {
-      T const* const S = saved_state(saved, base + c);
       load_chunk(c * s_.chunk);
-      scores();
-      chunk_backward(S, d_o_rhv);
-      write_chunk(d, d_constant);
+      transpose(w_.q, kp_, count_, K_, w_.query_t, Cp_);
+      std::fill_n(w_.d_product, count_ * Cp_, T(0));
+      std::fill_n(w_.dq_t, K_ * Cp_, T(0));
+      std::fill_n(w_.dk_t, K_ * Cp_, T(0));
+      for (index_t h = h_; h < end_; ++h) {
+        head_backward(h, saved_state(saved, base + c, h), d_o_rhv);
+        write_head(h, d, d_constant + h - h_);
+      }
+      transpose(w_.dq_t, Cp_, K_, count_, w_.dq, kp_);
+      transpose(w_.dk_t, Cp_, K_, count_, w_.dk, kp_);
+      tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.d_product, Cp_, 1}, w_.k, kp_, w_.dq, kp_, true);
+      tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.d_product, 1, Cp_}, w_.q, kp_, w_.dk, kp_, true);
+      write(w_.dq, T(s_.scale), d.q_rhk, s_.query_heads);
+      write(w_.dk, T(1), d.k_rhk, s_.key_heads);
     }
-    if (d.initial_nhkv) store_state(w_.dS, d.initial_nhkv);
+    for (index_t h = h_; d.initial_nhkv && h < end_; ++h) store_state(d_state(h), h, d.initial_nhkv);
   }
 
  private:
-  index_t head(index_t heads) const noexcept { return h_ * heads / s_.heads; }
-  bool begins_group(index_t heads) const noexcept { return h_ % (s_.heads / heads) == 0; }
+  index_t of(index_t h, index_t heads) const noexcept { return h * heads / s_.heads; }
+  bool begins_group(index_t h, index_t heads) const noexcept { return h % (s_.heads / heads) == 0; }
   bool gated() const noexcept { return in_.g_rhk.data != nullptr; }
-  T* saved_state(recurrence_saved<T> const& saved, index_t chunk) const noexcept {
-    return saved.states + (chunk * s_.heads + h_) * K_ * vp_;
+  T* state(index_t h) const noexcept { return w_.S + (h - h_) * K_ * vp_; }
+  T* d_state(index_t h) const noexcept { return w_.dS + (h - h_) * K_ * vp_; }
+  T* saved_state(recurrence_saved<T> const& saved, index_t chunk, index_t h) const noexcept {
+    return saved.states + (chunk * s_.heads + h) * K_ * vp_;
   }
-  void load_state(view4<T const> from, T* to) const {
-    if (!from) {
+  void load_state(view4<T const> from, index_t h, T* to) const {
+    if (from)
+      copy_rows(from.at(n_, h), from.stride[2], K_, V_, to, vp_);
+    else
       std::fill_n(to, K_ * vp_, T(0));
-      return;
-    }
-    copy_rows(from.at(n_, h_), from.stride[2], K_, V_, to, vp_);
   }
-  void store_state(T const* from, view4<T> to) const {
-    write_rows(from, vp_, K_, V_, T(1), to.at(n_, h_), to.stride[2], false);
+  void store_state(T const* from, index_t h, view4<T> to) const {
+    write_rows(from, vp_, K_, V_, T(1), to.at(n_, h), to.stride[2], false);
   }
-  double log_decay(index_t r) const noexcept { return gated() ? double(in_.g_rhk(r, head(s_.gate_heads), 0)) : 0.0; }
-  T write_scale(index_t r) const noexcept { return in_.write_rh ? in_.write_rh(r, head(s_.gate_heads)) : T(1); }
+  double log_decay(index_t h, index_t r) const noexcept { return gated() ? double(in_.g_rhk(r, of(h, s_.gate_heads), 0)) : 0.0; }
+  T write_scale(index_t h, index_t r) const noexcept { return in_.write_rh ? in_.write_rh(r, of(h, s_.gate_heads)) : T(1); }
 
-  /// The chunk's scaled queries, keys, scaled values, running decay, and the decayed copies that meet the state.
+  /// Rows of this chunk times factor(i) to padded rows.
+  template <class Factor>
+  void load_rows(T const* from, index_t from_row, index_t channels, index_t to_row, T* to, Factor const& factor) const {
+    for (index_t i = 0; i < count_; ++i) {
+      T const f = factor(i);
+      simd::for_vectors<Isa, T>(channels, [&](index_t c, auto const& lanes) {
+        simd::store<Isa>(to + i * to_row + c, lanes.load(from + i * from_row + c) * f);
+      });
+    }
+  }
+  static constexpr auto unscaled = [](index_t) { return T(1); };
+
+  /// The chunk's scaled queries, its keys and their products.
   void load_chunk(index_t at) {
     at_ = at;
     count_ = (std::min)(s_.chunk, rows_ - at);
     index_t const r = first_ + at;
-    copy_rows(in_.q_rhk.at(r, head(s_.query_heads)), in_.q_rhk.stride[0], count_, K_, w_.q, kp_);
-    copy_rows(in_.k_rhk.at(r, head(s_.key_heads)), in_.k_rhk.stride[0], count_, K_, w_.k, kp_);
-    copy_rows(in_.v_rhv.at(r, head(s_.value_heads)), in_.v_rhv.stride[0], count_, V_, w_.v, vp_);
-    running_decay(r);
-    for (index_t i = 0; i < count_; ++i) {
-      if (in_.write_rh) multiply(w_.v + i * vp_, write_scale(r + i), vp_, w_.v + i * vp_);
-      T const scale = T(s_.scale), from_start = w_.from_start[i], to_end = w_.to_end[i];
-      simd::for_vectors<Isa, T>(kp_, [&](index_t c, auto const& lanes) {
-        auto const q = lanes.load(w_.q + i * kp_ + c) * scale;
-        lanes.store(w_.q + i * kp_ + c, q);
-        lanes.store(w_.q_decayed + i * kp_ + c, q * from_start);
-        lanes.store(w_.k_decayed + i * kp_ + c, lanes.load(w_.k + i * kp_ + c) * to_end);
-      });
-    }
+    load_rows(in_.q_rhk.at(r, of(h_, s_.query_heads)), in_.q_rhk.stride[0], K_, kp_, w_.q, [&](index_t) { return T(s_.scale); });
+    load_rows(in_.k_rhk.at(r, of(h_, s_.key_heads)), in_.k_rhk.stride[0], K_, kp_, w_.k, unscaled);
     transpose(w_.k, kp_, count_, K_, w_.key_t, Cp_);
+    tile_product<Isa>(count_, Cp_, K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, Cp_, w_.product, Cp_, false);
+  }
+  /// One head's scaled values, running decay, weights P_ij = q_i.k_j e^(G_i - G_j) for j <= i, and the decayed queries
+  /// and keys that meet the state.
+  void load_head(index_t h) {
+    index_t const r = first_ + at_;
+    load_rows(in_.v_rhv.at(r, of(h, s_.value_heads)), in_.v_rhv.stride[0], V_, vp_, w_.v,
+              [&](index_t i) { return write_scale(h, r + i); });
+    running_decay(h, r);
+    load_rows(w_.q, kp_, kp_, kp_, w_.q_decayed, [&](index_t i) { return w_.from_start[i]; });
+    load_rows(w_.k, kp_, kp_, kp_, w_.k_decayed, [&](index_t i) { return w_.to_end[i]; });
+    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.product + i * Cp_, w_.P + i * Cp_);
   }
   /// G in double; from the chunk's start to each token and from there to its end as factors.
-  void running_decay(index_t r) {
+  void running_decay(index_t h, index_t r) {
     double sum = 0.0;
-    for (index_t i = 0; i < count_; ++i) w_.G[i] = sum += log_decay(r + i);
+    for (index_t i = 0; i < count_; ++i) w_.G[i] = sum += log_decay(h, r + i);
     for (index_t i = 0; i < count_; ++i) {
       w_.from_start[i] = T(w_.G[i]);
       w_.to_end[i] = T(sum - w_.G[i]);
@@ -164,54 +183,61 @@ class chunkwise_head {
     auto const exponential = [](auto const& x) { return simd::exp<Isa, T>(x); };
     simd::map<Isa>(count_, exponential, w_.from_start, w_.from_start);
     simd::map<Isa>(count_, exponential, w_.to_end, w_.to_end);
+    std::fill(w_.from_start + count_, w_.from_start + Cp_, T(0));
+    std::fill(w_.to_end + count_, w_.to_end + Cp_, T(0));
   }
-  static void multiply(T const* from, T factor, index_t n, T* to) noexcept {
-    simd::map<Isa>(n, [=](auto const& x) { return x * factor; }, to, from);
-  }
-
-  /// P_ij = q_i.k_j e^(G_i - G_j) for j <= i, else 0.
-  void scores() {
-    tile_product<Isa>(count_, Cp_, K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, Cp_, w_.P, Cp_, false);
-    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.P + i * Cp_);
-  }
-  void decay_row(index_t i, T* row) {
-    if (gated()) {
-      alignas(64) T factor[64];
-      for (index_t j0 = 0; j0 <= i; j0 += 64) {
-        index_t const n = (std::min)(index_t(64), Cp_ - j0);
-        for (index_t j = 0; j < n; ++j) factor[j] = j0 + j <= i ? T(w_.G[i] - w_.G[j0 + j]) : T(0);
-        simd::map<Isa>(
-            n, [](auto const& x, auto const& e) { return x * simd::exp<Isa, T>(e); }, row + j0, row + j0, factor);
+  /// to_j = from_j e^(G_i - G_j) for j <= i, else 0.
+  void decay_row(index_t i, T const* from, T* to) const {
+    alignas(64) T exponent[64];
+    for (index_t j0 = 0; j0 <= i; j0 += 64) {
+      index_t const n = (std::min)(index_t(64), i + 1 - j0);
+      if (!gated()) {
+        if (from != to) std::copy_n(from + j0, n, to + j0);
+        continue;
       }
+      for (index_t j = 0; j < n; ++j) exponent[j] = T(w_.G[i] - w_.G[j0 + j]);
+      simd::map<Isa>(
+          n, [](auto const& x, auto const& e) { return x * simd::exp<Isa, T>(e); }, to + j0, from + j0, exponent);
     }
-    std::fill(row + i + 1, row + Cp_, T(0));
+    std::fill(to + i + 1, to + Cp_, T(0));
   }
+  /// The state behind the chunk without what the chunk writes.
   void decay_state(T const* from, T* to) const {
-    if (gated() || from != to) multiply(from, w_.from_start[count_ - 1], K_ * vp_, to);
+    T const factor = w_.from_start[count_ - 1];
+    if (gated() || from != to) simd::map<Isa>(K_ * vp_, [=](auto const& x) { return x * factor; }, to, from);
   }
 
-  void chunk_backward(T const* S, view3<T const> d_o_rhv) {
-    index_t const r = first_ + at_;
-    copy_rows(d_o_rhv.at(r, h_), d_o_rhv.stride[0], count_, V_, w_.dout, vp_);
+  void head_forward(index_t h, T const* before, T* after, view3<T> o_rhv) {
+    load_head(h);
+    tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
+    tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, before, vp_, w_.o, vp_, true);
+    write_rows(w_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at_, h), o_rhv.stride[0], false);
+    decay_state(before, after);
+    tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.k_decayed, 1, kp_}, w_.v, vp_, after, vp_, true);
+  }
+
+  void head_backward(index_t h, T const* S, view3<T const> d_o_rhv) {
+    T* const dS = d_state(h);
+    load_head(h);
+    load_rows(d_o_rhv.at(first_ + at_, h), d_o_rhv.stride[0], V_, vp_, w_.dout, unscaled);
     transpose(w_.v, vp_, count_, V_, w_.value_t, Cp_);
-    transpose(S, vp_, K_, V_, w_.S_t, kp_);
-    transpose(w_.dS, vp_, K_, V_, w_.dS_t, kp_);
+    transpose(w_.dout, vp_, count_, V_, w_.dout_t, Cp_);
 
     tile_product<Isa>(count_, Cp_, V_, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t, Cp_, w_.dP, Cp_, false);
-    if (gated()) through_scores();
-    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.dP + i * Cp_);
-    tile_product<Isa>(count_, kp_, V_, tile_operand<T>{w_.dout, vp_, 1}, w_.S_t, kp_, w_.through_S, kp_, false);
-    tile_product<Isa>(count_, kp_, V_, tile_operand<T>{w_.v, vp_, 1}, w_.dS_t, kp_, w_.through_dS, kp_, false);
-    tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.dP, Cp_, 1}, w_.k, kp_, w_.dq, kp_, false);
-    tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.dP, 1, Cp_}, w_.q, kp_, w_.dk, kp_, false);
+    if (gated()) through_weights();
+    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.dP + i * Cp_, w_.dP + i * Cp_);
+    simd::map<Isa>(
+        count_ * Cp_, [](auto const& sum, auto const& d) { return sum + d; }, w_.d_product, w_.d_product, w_.dP);
+    tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{S, vp_, 1}, w_.dout_t, Cp_, w_.through_S, Cp_, false);
+    tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{dS, vp_, 1}, w_.value_t, Cp_, w_.through_dS, Cp_, false);
     tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, 1, Cp_}, w_.dout, vp_, w_.dv, vp_, false);
-    tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.k_decayed, kp_, 1}, w_.dS, vp_, w_.dv, vp_, true);
-    through_state(S);
-    decay_state(w_.dS, w_.dS);
-    tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.q_decayed, 1, kp_}, w_.dout, vp_, w_.dS, vp_, true);
+    tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.k_decayed, kp_, 1}, dS, vp_, w_.dv, vp_, true);
+    through_state(S, dS);
+    decay_state(dS, dS);
+    tile_product<Isa>(K_, vp_, count_, tile_operand<T>{w_.q_decayed, 1, kp_}, w_.dout, vp_, dS, vp_, true);
   }
-  /// What reaches the running decay through the factors e^(G_i - G_j): P holds 0 for j > i.
-  void through_scores() {
+  /// What reaches the running decay through the factors e^(G_i - G_j), j < i.
+  void through_weights() {
     std::fill_n(w_.column_sum, Cp_, T(0));
     for (index_t i = 0; i < count_; ++i) {
       T const *const dP = w_.dP + i * Cp_, *const P = w_.P + i * Cp_;
@@ -225,62 +251,67 @@ class chunkwise_head {
     }
     for (index_t i = 0; i < count_; ++i) w_.dG[i] -= double(w_.column_sum[i]);
   }
-  /// What reaches queries, keys and the running decay through the chunk's two states.
-  void through_state(T const* S) {
-    auto const dot = [](index_t n, T const* a, T const* b) {
-      return double(simd::map_sum<Isa, T>(n, [](auto const& x, auto const& y) { return x * y; }, a, b));
-    };
-    double at_end = gated() ? double(w_.from_start[count_ - 1]) * dot(K_ * vp_, w_.dS, S) : 0.0;
-    for (index_t i = 0; i < count_; ++i) {
-      if (gated()) {
-        double const read = dot(kp_, w_.q_decayed + i * kp_, w_.through_S + i * kp_);
-        double const written = dot(kp_, w_.k_decayed + i * kp_, w_.through_dS + i * kp_);
-        w_.dG[i] += read - written;
-        at_end += written;
+  /// What reaches queries, keys and the running decay through the chunk's two states; tokens are the lanes.
+  void through_state(T const* S, T const* dS) {
+    simd::for_vectors<Isa, T>(Cp_, [&](index_t i, auto const& lanes) {
+      auto const from_start = lanes.load(w_.from_start + i), to_end = lanes.load(w_.to_end + i);
+      simd::vec<Isa, T> read{}, written{};
+      for (index_t k = i; k < K_ * Cp_ + i; k += Cp_) {
+        auto const through_S = lanes.load(w_.through_S + k) * from_start, through_dS = lanes.load(w_.through_dS + k) * to_end;
+        read += lanes.load(w_.query_t + k) * through_S;
+        written += lanes.load(w_.key_t + k) * through_dS;
+        lanes.store(w_.dq_t + k, lanes.load(w_.dq_t + k) + through_S);
+        lanes.store(w_.dk_t + k, lanes.load(w_.dk_t + k) + through_dS);
       }
-      add(w_.through_S + i * kp_, w_.from_start[i], w_.dq + i * kp_);
-      add(w_.through_dS + i * kp_, w_.to_end[i], w_.dk + i * kp_);
+      lanes.store(w_.read + i, read);
+      lanes.store(w_.written + i, written);
+    });
+    if (!gated()) return;
+    auto const product = [](auto const& x, auto const& y) { return x * y; };
+    double at_end = double(w_.from_start[count_ - 1]) * double(simd::map_sum<Isa, T>(K_ * vp_, product, dS, S));
+    for (index_t i = 0; i < count_; ++i) {
+      w_.dG[i] += double(w_.read[i]) - double(w_.written[i]);
+      at_end += double(w_.written[i]);
     }
-    if (gated()) w_.dG[count_ - 1] += at_end;
+    w_.dG[count_ - 1] += at_end;
   }
-  void add(T const* x, T factor, T* to) const noexcept {
-    simd::map<Isa>(kp_, [=](auto const& sum, auto const& part) { return sum + factor * part; }, to, to, x);
+  /// Rows of the chunk for queries or keys; added when an earlier head began them.
+  void write(T const* from, T scale, view3<T> to, index_t heads) const {
+    write_rows(from, kp_, count_, K_, scale, to.at(first_ + at_, of(h_, heads)), to.stride[0], !begins_group(h_, heads));
   }
-
-  void write_chunk(recurrence_gradient<T> const& d, double* d_constant) {
+  void write_head(index_t h, recurrence_gradient<T> const& d, double* d_constant) {
     index_t const r = first_ + at_;
-    write_rows(w_.dq, kp_, count_, K_, T(s_.scale), d.q_rhk.at(r, head(s_.query_heads)), d.q_rhk.stride[0],
-               !begins_group(s_.query_heads));
-    write_rows(w_.dk, kp_, count_, K_, T(1), d.k_rhk.at(r, head(s_.key_heads)), d.k_rhk.stride[0],
-               !begins_group(s_.key_heads));
-    bool const add_gate = !begins_group(s_.gate_heads);
+    bool const add_gate = !begins_group(h, s_.gate_heads);
     double after = 0.0;
     for (index_t i = count_; i-- > 0;) {
       T* const dv = w_.dv + i * vp_;
       if (d.write_rh) {
-        T const* const v = in_.v_rhv.at(r + i, head(s_.value_heads));
+        T const* const v = in_.v_rhv.at(r + i, of(h, s_.value_heads));
         T const dw = simd::map_sum<Isa, T>(V_, [](auto const& x, auto const& y) { return x * y; }, dv, v);
-        T& to = d.write_rh(r + i, head(s_.gate_heads));
+        T& to = d.write_rh(r + i, of(h, s_.gate_heads));
         to = dw + (add_gate ? to : T(0));
       }
-      if (in_.write_rh) multiply(dv, write_scale(r + i), vp_, dv);
+      if (in_.write_rh) {
+        T const scale = write_scale(h, r + i);
+        simd::map<Isa>(vp_, [=](auto const& x) { return x * scale; }, dv, dv);
+      }
       if (!gated() || !d.g_rhk) continue;
       after += w_.dG[i];
       if (in_.g_rhk.stride[0] == 0) {
         *d_constant += after;
       } else {
-        T& to = d.g_rhk(r + i, head(s_.gate_heads), 0);
+        T& to = d.g_rhk(r + i, of(h, s_.gate_heads), 0);
         to = T(after) + (add_gate ? to : T(0));
       }
     }
-    write_rows(w_.dv, vp_, count_, V_, T(1), d.v_rhv.at(r, head(s_.value_heads)), d.v_rhv.stride[0],
-               !begins_group(s_.value_heads));
+    write_rows(w_.dv, vp_, count_, V_, T(1), d.v_rhv.at(r, of(h, s_.value_heads)), d.v_rhv.stride[0],
+               !begins_group(h, s_.value_heads));
   }
 
   recurrence_shape const& s_;
   recurrence_input<T> const& in_;
   chunk_scratch<Isa, T> const& w_;
-  index_t n_, h_, K_, V_, Cp_, kp_, vp_, first_, rows_;
+  index_t n_, h_, end_, K_, V_, Cp_, kp_, vp_, first_, rows_;
   index_t at_ = 0, count_ = 0;
 };
 

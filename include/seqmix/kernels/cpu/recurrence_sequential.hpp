@@ -31,6 +31,8 @@ struct token_scratch {
 template <class State, class Isa, class T>
 class sequential_head {
  public:
+  static constexpr index_t together(recurrence_shape const&) noexcept { return 1; }
+
   sequential_head(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
                   token_scratch<Isa, T> const& w)
       : s_(s), in_(in), w_(w), n_(n), h_(h), K_(s.key_dim), V_(s.value_dim), vp_(simd::padded<Isa, T>(s.value_dim)),

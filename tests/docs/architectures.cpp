@@ -1,0 +1,107 @@
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include <seqmix/models/arbitrary_selection.hpp>
+#include <seqmix/models/variants.hpp>
+
+// The table of docs/architectures.md is what this file prints. With SEQMIX_WRITE_DOCS=1 in the environment the test
+// writes the page instead of comparing it.
+
+namespace {
+
+using namespace seqmix;
+
+std::string const root = std::string(SEQMIX_GOLDEN_DIR) + "/../..";
+
+std::string text_of(std::string const& path) {
+  std::ifstream file(path);
+  DOCTEST_REQUIRE_MESSAGE(file.good(), "cannot read ", path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// The layer that mixes, of a layer or of a block.
+template <class L>
+struct mixing_layer;
+template <class M, extras E>
+struct mixing_layer<layer<M, E>> {
+  using mixer = M;
+  static constexpr extras surroundings = E;
+  static std::string behind() { return ""; }
+};
+template <class First, class... Rest>
+struct mixing_layer<block<First, Rest...>> : mixing_layer<First> {
+  static std::string behind() {
+    std::string text;
+    ((text += ", then " + Rest::name()), ...);
+    return text;
+  }
+};
+
+template <class M>
+std::string selector_of() {
+  using which_type = typename M::selector_type::which_type;
+  using how_type = typename M::selector_type::how_type;
+  std::string text = std::string(which_type::name) + ", " + std::string(how_type::name);
+  if constexpr (requires { how_type::details(); }) text += " (" + how_type::details() + ")";
+  if constexpr (requires { which_type::details(); }) text += " (" + which_type::details() + ")";
+  return text;
+}
+
+std::string extras_of(extras const& e) {
+  std::string text = e.norm == norm_kind::rms ? "RMS norm" : e.norm == norm_kind::layer ? "layer norm" : "no norm";
+  if (e.rope) text += ", rope";
+  if (e.conv) text += ", conv";
+  if (e.skip) text += ", skip";
+  if (e.head_norm == output_norm::per_head) text += ", norm per head";
+  if (e.head_norm == output_norm::full_width) text += ", norm of the full output";
+  if (e.output_gate) text += e.gate_before_norm ? ", output gate before that norm" : ", output gate";
+  return text;
+}
+
+template <class Layer>
+std::string row(std::string const& name) {
+  using parts = mixing_layer<Layer>;
+  using M = typename parts::mixer;
+  auto const yes = [](bool is) { return is ? "yes" : "no"; };
+  return "| `" + name + "` | " + std::string(M::state_type::name) + " | " + std::string(M::gate_type::name) +
+         " | " + selector_of<M>() + " | " + extras_of(parts::surroundings) + parts::behind() + " | " +
+         yes(layer_selects_arbitrarily<Layer>) + " | " +
+         yes(mixer_on<M, device::cpu> && mixer_on<M, device::cpu, double>) + " | " + yes(mixer_type<M>) + " |\n";
+}
+
+std::string table() {
+  return std::string("| variant | state | gate | selector: which, how | around the mixer | `arbitrary_selection` | "
+                     "cpu | reference |\n") +
+         "|---|---|---|---|---|---|---|---|\n" + row<variants::transformer_pp>("transformer_pp") +
+         row<variants::sliding_window>("sliding_window") + row<variants::top1_element>("top1_element") +
+         row<variants::top1_chunk>("top1_chunk") + row<variants::alibi>("alibi") + row<variants::mamba2>("mamba2") +
+         row<variants::retnet>("retnet");
+}
+
+}  // namespace
+
+DOCTEST_TEST_CASE("docs/architectures.md holds the table that the code prints") {
+  std::string const page = root + "/docs/architectures.md", begin = "<!-- table -->\n", end = "<!-- /table -->\n";
+  auto const text = text_of(page);
+  auto const from = text.find(begin), to = text.find(end);
+  DOCTEST_REQUIRE_MESSAGE((from != std::string::npos && to != std::string::npos), page,
+                          " has no place for the table");
+  auto const now = text.substr(0, from + begin.size()) + table() + text.substr(to);
+  if (std::getenv("SEQMIX_WRITE_DOCS") != nullptr) std::ofstream(page) << now;
+  DOCTEST_CHECK_MESSAGE(text_of(page) == now, "the table is now\n", table());
+}
+
+DOCTEST_TEST_CASE("every named variant stands in the table") {
+  auto const header = text_of(root + "/include/seqmix/models/variants.hpp"), all = table();
+  for (std::size_t at = header.find("\nusing "); at != std::string::npos; at = header.find("\nusing ", at + 1)) {
+    auto const name = header.substr(at + 7, header.find(' ', at + 7) - at - 7);
+    if (name == "attention_block") continue;  // a template that makes the others
+    DOCTEST_CHECK_MESSAGE(all.find("| `" + name + "` |") != std::string::npos, name, " is missing");
+  }
+}
