@@ -53,5 +53,7 @@ else
   "$programs/prepare_text" "$cache" --own-docs README.md --own-docs docs
 fi
 
+# Waiting threads sleep: on a machine that does other work too, spinning ones would take the time of those that compute.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 say 'training and measuring'
 exec "$programs/limited_domain" --text "$text" ${pass[@]+"${pass[@]}"}

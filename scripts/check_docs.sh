@@ -38,6 +38,9 @@ for page in "$@"; do
       complain "$page:$number: differs from $file#$name (< test, > page)"$'\n'"$difference"
     fi
   done < <(sed -n '/^<!-- slice: .* -->$/{=;s/^<!-- slice: \(.*\)#\(.*\) -->$/\1:\2/p}' "$page" | paste -d : - -)
+  while read -r number; do
+    complain "$page:$number: a block of C++ without its slice on the line above"
+  done < <(awk '/^```cpp/ && before !~ /^<!-- slice: / { print NR } { before = $0 }' "$page")
   while read -r target; do
     [ -e "$(dirname "$page")/$target" ] || complain "$page: a link leads to $target, which is not there"
   done < <(awk '/^```/ { fenced = !fenced } !fenced' "$page" | sed 's/`[^`]*`//g' | grep -o ']([^)#]*' | sed 's/^](//' | grep -v '^$\|^http\|^mailto' || true)

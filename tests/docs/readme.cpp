@@ -13,7 +13,7 @@
 #include <seqmix/train/trainer.hpp>
 // [/doc:readme]
 
-// The example of README.md: a gate that nobody has published, on a selector it was never paired with.
+// The example of README.md: a gate of one's own, on a selector that was not made for it.
 
 namespace {
 

@@ -158,7 +158,7 @@ DOCTEST_TEST_CASE("tutorial: a run that was stopped and resumed ends with the bi
   small::folder const place;
   auto const folder = place.path;
   std::atomic<bool> stop{false};
-  auto const session = [&](index_t stop_after, std::filesystem::path const& checkpoint) {
+  auto const train_until = [&](index_t stop_after, std::filesystem::path const& checkpoint) {
     stop = false;
     data::window_sampler const source(text, 32, 1);
     // [doc:resume]
@@ -173,9 +173,9 @@ DOCTEST_TEST_CASE("tutorial: a run that was stopped and resumed ends with the bi
     // [/doc:resume]
     return std::pair(done, small::bits_of(run));
   };
-  auto const [whole_done, whole] = session(-1, folder / "whole.safetensors");
-  auto const [first_done, first] = session(7, folder / "parts.safetensors");
-  auto const [second_done, second] = session(-1, folder / "parts.safetensors");
+  auto const [whole_done, whole] = train_until(-1, folder / "whole.safetensors");
+  auto const [first_done, first] = train_until(7, folder / "parts.safetensors");
+  auto const [second_done, second] = train_until(-1, folder / "parts.safetensors");
   DOCTEST_CHECK((whole_done && !first_done && second_done));
   DOCTEST_CHECK(first != whole);
   DOCTEST_CHECK(second == whole);
