@@ -71,10 +71,10 @@ struct attention_scratch {
 };
 
 /// Padded rows [count, channels] to tiles [tile][channel][key], zero beyond the end.
-template <class T>
+template <class Isa, class T>
 void transpose_tiles(T const* from, index_t from_row, index_t count, index_t channels, T* to) noexcept {
   for (index_t j0 = 0; j0 < count; j0 += tile_keys, to += channels * tile_keys)
-    transpose(from + j0 * from_row, from_row, (std::min)(tile_keys, count - j0), channels, to, tile_keys);
+    transpose<Isa>(from + j0 * from_row, from_row, (std::min)(tile_keys, count - j0), channels, to, tile_keys);
 }
 
 /// One head of one sequence.
@@ -141,8 +141,8 @@ class attention_head {
     } else {
       for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.key(j), 0, 1, s_.key_dim, w_.key + j * kp_, kp_);
       std::fill(w_.key + p_.keys * kp_, w_.key + keys_padded() * kp_, T(0));
-      transpose_tiles(w_.key, kp_, p_.keys, s_.key_dim, w_.key_t);
-      transpose_tiles(w_.value, vp_, p_.keys, s_.value_dim, w_.value_t);
+      transpose_tiles<Isa>(w_.key, kp_, p_.keys, s_.key_dim, w_.key_t);
+      transpose_tiles<Isa>(w_.value, vp_, p_.keys, s_.value_dim, w_.value_t);
     }
     running_decay(p_, w_.g);
   }

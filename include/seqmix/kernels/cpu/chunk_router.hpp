@@ -101,7 +101,7 @@ class chunk_router {
         for (index_t x = 0; x < t_.s.key_dim; ++x) mean[x] /= size;
       }
       for (index_t c = 0; c < t_.grid.count; c += block_keys)
-        transpose(w_.mean + c * t_.kp, t_.kp, (std::min)(block_keys, t_.grid.count - c), t_.s.key_dim,
+        transpose<Isa>(w_.mean + c * t_.kp, t_.kp, (std::min)(block_keys, t_.grid.count - c), t_.s.key_dim,
                   w_.mean_t + c * t_.s.key_dim, block_keys);
     }
   }
@@ -272,7 +272,7 @@ class chunk_router {
     }
     for (index_t i = 0; i < t_.rows.count; ++i)
       std::fill(w_.prefix + i * t_.kp + t_.s.key_dim, w_.prefix + (i + 1) * t_.kp, T(0));
-    transpose(w_.prefix, t_.kp, t_.rows.count, t_.s.key_dim, w_.prefix_t, block_rows);
+    transpose<Isa>(w_.prefix, t_.kp, t_.rows.count, t_.s.key_dim, w_.prefix_t, block_rows);
   }
 
   /// The lowest index among the greatest of each row's candidates; a NaN is taken, and shows in the weight.

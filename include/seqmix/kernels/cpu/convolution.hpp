@@ -17,13 +17,13 @@ class convolution {
       : seq_(seq), x_(x_rc), C_(x_rc.extent[1]), W_(w_cj.extent[1]), Cp_(simd::padded<Isa, T>(C_)),
         taps_(ws.take<T>(W_ * Cp_)), bias_(ws.take<T>(Cp_)), before_(ws.take<T>(seq.count() * (W_ - 1) * Cp_)) {
     if (ws.measuring()) return;
-    transpose(w_cj.data, w_cj.stride[0], C_, W_, taps_, Cp_);
+    transpose<Isa>(w_cj.data, w_cj.stride[0], C_, W_, taps_, Cp_);
     std::fill_n(bias_, Cp_, T(0));
     if (b_c) std::copy_n(b_c, C_, bias_);
     for (index_t n = 0; n < seq.count(); ++n) {
       T* const to = before_ + n * (W_ - 1) * Cp_;
       if (window_ncj)
-        transpose(window_ncj.at(n), window_ncj.stride[1], C_, W_ - 1, to, Cp_);
+        transpose<Isa>(window_ncj.at(n), window_ncj.stride[1], C_, W_ - 1, to, Cp_);
       else
         std::fill_n(to, (W_ - 1) * Cp_, T(0));
     }
@@ -51,6 +51,7 @@ class convolution {
   /// b + sum_j w_j x(t - W + 1 + j) of the channels from c on.
   template <class Lanes>
   SEQMIX_INLINE simd::vec<Isa, T> sum(inputs const& in, index_t c, Lanes const& lanes) const noexcept {
+    simd::prefetch(in.first + c, (W_ + 1) * in.row);  // two tokens on: rows lie too far apart to be foreseen
     auto total = simd::load<Isa>(bias_ + c);
     for (index_t j = 0; j < W_; ++j) total += simd::load<Isa>(tap(j) + c) * lanes.load(in.first + j * in.row + c);
     return total;
@@ -177,6 +178,7 @@ void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, vi
     auto const derive = [&](index_t r, index_t n, index_t t, auto const& use) {
       auto const in = conv.inputs_of(n, t, room);
       simd::for_vectors<Isa, T>(C, [&](index_t c, auto const& lanes) {
+        simd::prefetch(dy_rc.at(r) + c, 2 * dy_rc.stride[0]);
         auto const x = conv.d_sum(in, activation, dy_rc.at(r), c, lanes);
         simd::store<Isa>(d + (r - begin) * Cp + c, x);
         use(in, x, c, lanes);

@@ -16,12 +16,23 @@ void copy_rows(T const* from, index_t from_row, index_t count, index_t channels,
   }
 }
 
-/// Strided rows [count, channels] to [channels, width], zero behind `count`.
-template <class T>
+/// Strided rows [count, channels] to [channels, width], zero behind `count`; width is count in whole vectors or more.
+template <class Isa, class T>
 void transpose(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t width) noexcept {
-  for (index_t c = 0; c < channels; ++c) {
-    for (index_t j = 0; j < count; ++j) to[c * width + j] = from[j * from_row + c];
-    std::fill(to + c * width + count, to + (c + 1) * width, T(0));
+  constexpr index_t w = Isa::template lanes<T>;
+  for (index_t c = 0; c < channels; c += w) {
+    index_t const columns = (std::min)(w, channels - c);
+    for (index_t j = 0; j < count; j += w) {
+      simd::vec<Isa, T> tile[std::size_t(w)];
+      simd::for_vectors<Isa, T>(columns, [&](index_t, auto const& lanes) {
+        for (index_t i = 0; i < w; ++i)
+          tile[i] = j + i < count ? lanes.load(from + (j + i) * from_row + c) : simd::vec<Isa, T>{};
+      });
+      simd::transpose_square<Isa, T>(tile);
+      for (index_t i = 0; i < columns; ++i) simd::store<Isa>(to + (c + i) * width + j, tile[i]);
+    }
+    index_t const end = simd::padded<Isa, T>(count);
+    for (index_t i = 0; i < columns && end < width; ++i) std::fill(to + (c + i) * width + end, to + (c + i + 1) * width, T(0));
   }
 }
 

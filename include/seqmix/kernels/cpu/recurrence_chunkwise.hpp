@@ -33,7 +33,7 @@ namespace detail {
 template <class Isa, class T>
 struct chunk_scratch {
   T *q, *k, *key_t, *product, *S;
-  T *v, *P, *q_decayed, *k_decayed, *o, *from_start, *to_end;
+  T *v, *decay, *P, *q_decayed, *k_decayed, *o, *from_start, *to_end;
   T *query_t, *d_product, *dq, *dk, *dq_t, *dk_t, *dS;
   T *value_t, *dout, *dout_t, *dP, *dv, *through_S, *through_dS, *column_sum, *read, *written;
   double *G, *dG;
@@ -43,7 +43,7 @@ struct chunk_scratch {
                   vp = simd::padded<Isa, T>(s.value_dim);
     chunk_scratch w{};
     for (T** p : {&w.q, &w.k, &w.q_decayed, &w.k_decayed}) *p = a.take<T>(C * kp);
-    for (T** p : {&w.product, &w.P}) *p = a.take<T>(C * Cp);
+    for (T** p : {&w.product, &w.decay, &w.P}) *p = a.take<T>(C * Cp);
     for (T** p : {&w.v, &w.o}) *p = a.take<T>(C * vp);
     for (T** p : {&w.from_start, &w.to_end}) *p = a.take<T>(Cp);
     w.key_t = a.take<T>(s.key_dim * Cp);
@@ -100,7 +100,7 @@ class chunkwise_heads {
     index_t const chunks = (rows_ + s_.chunk - 1) / s_.chunk, base = s_.chunks_before(n_);
     for (index_t c = chunks; c-- > 0;) {
       load_chunk(c * s_.chunk);
-      transpose(w_.q, kp_, count_, K_, w_.query_t, Cp_);
+      transpose<Isa>(w_.q, kp_, count_, K_, w_.query_t, Cp_);
       std::fill_n(w_.d_product, count_ * Cp_, T(0));
       std::fill_n(w_.dq_t, K_ * Cp_, T(0));
       std::fill_n(w_.dk_t, K_ * Cp_, T(0));
@@ -108,10 +108,10 @@ class chunkwise_heads {
         head_backward(h, saved_state(saved, base + c, h), d_o_rhv);
         write_head(h, d, d_constant + h - h_);
       }
-      transpose(w_.dq_t, Cp_, K_, count_, w_.dq, kp_);
-      transpose(w_.dk_t, Cp_, K_, count_, w_.dk, kp_);
-      tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.d_product, Cp_, 1}, w_.k, kp_, w_.dq, kp_, true);
-      tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.d_product, 1, Cp_}, w_.q, kp_, w_.dk, kp_, true);
+      transpose<Isa>(w_.dq_t, Cp_, K_, count_, w_.dq, kp_);
+      transpose<Isa>(w_.dk_t, Cp_, K_, count_, w_.dk, kp_);
+      causal_sums(w_.d_product, w_.k, kp_, w_.dq, true);
+      anticausal_sums(w_.d_product, w_.q, kp_, w_.dk, true);
       write(w_.dq, T(s_.scale), d.q_rhk, s_.query_heads);
       write(w_.dk, T(1), d.k_rhk, s_.key_heads);
     }
@@ -158,8 +158,29 @@ class chunkwise_heads {
     index_t const r = first_ + at;
     load_rows(in_.q_rhk.at(r, of(h_, s_.query_heads)), in_.q_rhk.stride[0], K_, kp_, w_.q, [&](index_t) { return T(s_.scale); });
     load_rows(in_.k_rhk.at(r, of(h_, s_.key_heads)), in_.k_rhk.stride[0], K_, kp_, w_.k, unscaled);
-    transpose(w_.k, kp_, count_, K_, w_.key_t, Cp_);
-    tile_product<Isa>(count_, Cp_, K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, Cp_, w_.product, Cp_, false);
+    transpose<Isa>(w_.k, kp_, count_, K_, w_.key_t, Cp_);
+    causal_products(K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, w_.product);
+  }
+  /// The first half of a chunk, in whole vectors: what the other half's zeros are cut off by.
+  index_t half() const noexcept { return simd::padded<Isa, T>(count_ / 2); }
+  /// C_ij = sum over `depth` of a_i b_j, where j <= i at least.
+  void causal_products(index_t depth, tile_operand<T> a, T const* b, T* c) const {
+    index_t const h = (std::min)(half(), count_);
+    tile_product<Isa>(h, half(), depth, a, b, Cp_, c, Cp_, false);
+    tile_product<Isa>(count_ - h, Cp_, depth, {a.data + h * a.row, a.row, a.column}, b, Cp_, c + h * Cp_, Cp_, false);
+  }
+  /// to_i (+)= sum over j <= i of weight_ij x_j, for rows of `width`.
+  void causal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
+    index_t const h = (std::min)(half(), count_);
+    tile_product<Isa>(h, width, h, tile_operand<T>{weight, Cp_, 1}, x, width, to, width, add);
+    tile_product<Isa>(count_ - h, width, count_, tile_operand<T>{weight + h * Cp_, Cp_, 1}, x, width, to + h * width, width, add);
+  }
+  /// to_j (+)= sum over i >= j of weight_ij x_i.
+  void anticausal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
+    index_t const h = (std::min)(half(), count_);
+    tile_product<Isa>(h, width, count_, tile_operand<T>{weight, 1, Cp_}, x, width, to, width, add);
+    tile_product<Isa>(count_ - h, width, count_ - h, tile_operand<T>{weight + h * Cp_ + h, 1, Cp_}, x + h * width, width,
+                      to + h * width, width, add);
   }
   /// One head's scaled values, running decay, weights P_ij = q_i.k_j e^(G_i - G_j) for j <= i, and the decayed queries
   /// and keys that meet the state.
@@ -170,7 +191,7 @@ class chunkwise_heads {
     running_decay(h, r);
     load_rows(w_.q, kp_, kp_, kp_, w_.q_decayed, [&](index_t i) { return w_.from_start[i]; });
     load_rows(w_.k, kp_, kp_, kp_, w_.k_decayed, [&](index_t i) { return w_.to_end[i]; });
-    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.product + i * Cp_, w_.P + i * Cp_);
+    apply_decay(w_.product, w_.P);
   }
   /// G in double; from the chunk's start to each token and from there to its end as factors.
   void running_decay(index_t h, index_t r) {
@@ -183,23 +204,25 @@ class chunkwise_heads {
     auto const exponential = [](auto const& x) { return simd::exp<Isa, T>(x); };
     simd::map<Isa>(count_, exponential, w_.from_start, w_.from_start);
     simd::map<Isa>(count_, exponential, w_.to_end, w_.to_end);
+    for (index_t i = 0; gated() && i < count_; ++i) decay_row(i);
     std::fill(w_.from_start + count_, w_.from_start + Cp_, T(0));
     std::fill(w_.to_end + count_, w_.to_end + Cp_, T(0));
   }
-  /// to_j = from_j e^(G_i - G_j) for j <= i, else 0.
-  void decay_row(index_t i, T const* from, T* to) const {
-    alignas(64) T exponent[64];
-    for (index_t j0 = 0; j0 <= i; j0 += 64) {
-      index_t const n = (std::min)(index_t(64), i + 1 - j0);
-      if (!gated()) {
-        if (from != to) std::copy_n(from + j0, n, to + j0);
-        continue;
-      }
-      for (index_t j = 0; j < n; ++j) exponent[j] = T(w_.G[i] - w_.G[j0 + j]);
-      simd::map<Isa>(
-          n, [](auto const& x, auto const& e) { return x * simd::exp<Isa, T>(e); }, to + j0, from + j0, exponent);
+  /// e^(G_i - G_j) for j <= i.
+  void decay_row(index_t i) const {
+    T* const row = w_.decay + i * Cp_;
+    for (index_t j = 0; j <= i; ++j) row[j] = T(w_.G[i] - w_.G[j]);
+    simd::map<Isa>(i + 1, [](auto const& x) { return simd::exp<Isa, T>(x); }, row, row);
+  }
+  /// to = from times the decay for j <= i, else 0.
+  void apply_decay(T const* from, T* to) const {
+    for (index_t at = 0, i = 0; i < count_; ++i, at += Cp_) {
+      if (gated())
+        simd::map<Isa>(i + 1, [](auto const& x, auto const& decay) { return x * decay; }, to + at, from + at, w_.decay + at);
+      else if (from != to)
+        std::copy_n(from + at, i + 1, to + at);
+      std::fill(to + at + i + 1, to + at + Cp_, T(0));
     }
-    std::fill(to + i + 1, to + Cp_, T(0));
   }
   /// The state behind the chunk without what the chunk writes.
   void decay_state(T const* from, T* to) const {
@@ -209,7 +232,7 @@ class chunkwise_heads {
 
   void head_forward(index_t h, T const* before, T* after, view3<T> o_rhv) {
     load_head(h);
-    tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
+    causal_sums(w_.P, w_.v, vp_, w_.o, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, before, vp_, w_.o, vp_, true);
     write_rows(w_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at_, h), o_rhv.stride[0], false);
     decay_state(before, after);
@@ -220,17 +243,17 @@ class chunkwise_heads {
     T* const dS = d_state(h);
     load_head(h);
     load_rows(d_o_rhv.at(first_ + at_, h), d_o_rhv.stride[0], V_, vp_, w_.dout, unscaled);
-    transpose(w_.v, vp_, count_, V_, w_.value_t, Cp_);
-    transpose(w_.dout, vp_, count_, V_, w_.dout_t, Cp_);
+    transpose<Isa>(w_.v, vp_, count_, V_, w_.value_t, Cp_);
+    transpose<Isa>(w_.dout, vp_, count_, V_, w_.dout_t, Cp_);
 
-    tile_product<Isa>(count_, Cp_, V_, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t, Cp_, w_.dP, Cp_, false);
+    causal_products(V_, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t, w_.dP);
     if (gated()) through_weights();
-    for (index_t i = 0; i < count_; ++i) decay_row(i, w_.dP + i * Cp_, w_.dP + i * Cp_);
+    apply_decay(w_.dP, w_.dP);
     simd::map<Isa>(
         count_ * Cp_, [](auto const& sum, auto const& d) { return sum + d; }, w_.d_product, w_.d_product, w_.dP);
     tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{S, vp_, 1}, w_.dout_t, Cp_, w_.through_S, Cp_, false);
     tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{dS, vp_, 1}, w_.value_t, Cp_, w_.through_dS, Cp_, false);
-    tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, 1, Cp_}, w_.dout, vp_, w_.dv, vp_, false);
+    anticausal_sums(w_.P, w_.dout, vp_, w_.dv, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.k_decayed, kp_, 1}, dS, vp_, w_.dv, vp_, true);
     through_state(S, dS);
     decay_state(dS, dS);

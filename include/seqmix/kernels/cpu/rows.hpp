@@ -171,7 +171,7 @@ template <class Isa, class T>
 struct output_stage_row {
   T const *o, *z, *dy;  ///< z is nullptr without a gate
   T *d_o, *dz, *y;      ///< y is nullptr where the output is not wanted
-  index_t n;
+  index_t n, z_row;
 
   /// y = o silu(z)
   void gate_backward() const noexcept {
@@ -188,6 +188,7 @@ struct output_stage_row {
   T norm_sums(bool gate_first, T const* w, T rstd, T* dw) const noexcept {
     simd::vec<Isa, T> inner{};
     simd::for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) {
+      if (z) simd::prefetch(z + i, 2 * z_row);
       auto x = lanes.load(o + i), d = lanes.load(dy + i);
       auto const gain = lanes.load(w + i);
       if (z) {
@@ -236,12 +237,20 @@ template <class Isa, class Threads, class T>
 void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage const& s, view2<T const> o_rc,
                           view2<same<T> const> z_rc, same<T> const* w, view2<same<T>> y_rc, same<T>* rstd) {
   index_t const C = o_rc.extent[1], width = s.norm_width ? s.norm_width : C, groups = C / width;
-  auto const gated = [](auto const& x, auto const& z) { return x * z * simd::sigmoid<Isa, T>(z); };
   detail::for_row_blocks(dev, o_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r) {
       T *const y = y_rc.at(r), *const unit = rstd + r * groups;
       T const* from = o_rc.at(r);
-      if (s.gate && s.gate_first) simd::map<Isa>(C, gated, y, from, z_rc.at(r)), from = y;
+      auto const gate = [&] {
+        T const* const z = z_rc.at(r);
+        simd::for_vectors<Isa, T>(C, [&](index_t c, auto const& lanes) {
+          simd::prefetch(z + c, 2 * z_rc.stride[0]);
+          auto const g = lanes.load(z + c);
+          lanes.store(y + c, lanes.load(from + c) * g * simd::sigmoid<Isa, T>(g));
+        });
+        from = y;
+      };
+      if (s.gate && s.gate_first) gate();
       for (index_t g = 0; g < groups && s.norm_width; ++g) {
         T const* const x = from + g * width;
         T const scale = T(1) / std::sqrt(detail::square_sum<Isa>(x, width) / T(width) + T(s.eps));
@@ -251,10 +260,8 @@ void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage cons
               s.weight_width, [=](auto const& a, auto const& b) { return a * scale * b; }, y + g * width + c, x + c, w);
       }
       if (s.norm_width) from = y;
-      if (s.gate && !s.gate_first)
-        simd::map<Isa>(C, gated, y, from, z_rc.at(r));
-      else if (from != y)
-        std::copy_n(from, C, y);
+      if (s.gate && !s.gate_first) gate();
+      if (from != y) std::copy_n(from, C, y);
     }
   });
 }
@@ -272,7 +279,7 @@ void output_stage_backward(device::basic_cpu<Isa, Threads> dev, output_stage con
   if (ws.measuring()) return;
   auto const part = [&](index_t r, index_t c, index_t n) {
     return detail::output_stage_row<Isa, T>{o_rc.at(r, c), s.gate ? z_rc.at(r, c) : nullptr, dy_rc.at(r, c), do_rc.at(r, c),
-                                            s.gate ? dz_rc.at(r, c) : nullptr, y_rc ? y_rc.at(r, c) : nullptr, n};
+                                            s.gate ? dz_rc.at(r, c) : nullptr, y_rc ? y_rc.at(r, c) : nullptr, n, z_rc.stride[0]};
   };
   detail::for_row_blocks(dev, R, [&](index_t b, index_t begin, index_t end) {
     T* const dw_block = partial + b * W;
@@ -385,15 +392,19 @@ void skip_backward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, sa
   T* const partial = ws.take<T>(count * H);
   if (ws.measuring()) return;
   detail::for_row_blocks(dev, R, [&](index_t b, index_t begin, index_t end) {
-    std::fill_n(partial + b * H, H, T(0));
-    for (index_t r = begin; r < end; ++r)
-      for (index_t h = 0; h < H; ++h) {
-        index_t const hv = h * v_rhv.extent[1] / H;
-        T const d = d_h[h];
-        partial[b * H + h] += detail::dot<Isa>(d_o_rhv.at(r, h), v_rhv.at(r, hv), V);
-        simd::map<Isa>(
-            V, [=](auto const& dv, auto const& g) { return dv + d * g; }, dv_rhv.at(r, hv), dv_rhv.at(r, hv), d_o_rhv.at(r, h));
-      }
+    for (index_t h = 0; h < H; ++h) {
+      index_t const hv = h * v_rhv.extent[1] / H;
+      T const d = d_h[h];
+      simd::vec<Isa, T> total{};
+      for (index_t r = begin; r < end; ++r)
+        simd::for_vectors<Isa, T>(V, [&](index_t c, auto const& lanes) {
+          auto const g = lanes.load(d_o_rhv.at(r, h) + c);
+          T* const dv = dv_rhv.at(r, hv) + c;
+          total += g * lanes.load(v_rhv.at(r, hv) + c);
+          lanes.store(dv, lanes.load(dv) + d * g);
+        });
+      partial[b * H + h] = simd::sum<Isa, T>(total);
+    }
   });
   detail::add_partials(partial, count, H, dd_h);
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include <seqmix/tensor/device.hpp>
 
@@ -36,6 +37,11 @@ template <class Isa, class T>
 SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) noexcept {
   std::memcpy(p, &v, sizeof v);
 }
+/// A hint that p[ahead] will be used soon. It need not exist.
+template <class T>
+SEQMIX_INLINE void prefetch(T const* p, index_t ahead) noexcept {
+  __builtin_prefetch(reinterpret_cast<void const*>(reinterpret_cast<std::uintptr_t>(p) + std::uintptr_t(ahead) * sizeof(T)));
+}
 /// All lanes x; minus zero stays minus zero.
 template <class Isa, class T>
 SEQMIX_INLINE vec<Isa, T> broadcast(T x) noexcept {
@@ -45,24 +51,26 @@ template <class Isa, class T>
 SEQMIX_INLINE vec<Isa, T> larger(vec<Isa, T> const& a, vec<Isa, T> const& b) noexcept {
   return a > b ? a : b;
 }
-/// Lanes are added in a fixed tree.
+/// Lanes moved down by `Step`, the lowest ones coming in again at the top.
+template <int Step, class V, std::size_t... I>
+SEQMIX_INLINE V rotate(V const& v, std::index_sequence<I...>) noexcept {
+  return __builtin_shufflevector(v, v, int((I + std::size_t(Step)) % sizeof...(I))...);
+}
+/// Lane 0 of f over all lanes in a fixed tree: halves, quarters, ...
+template <class Isa, class T, int Width = Isa::template lanes<T> / 2, class F>
+SEQMIX_INLINE T fold(vec<Isa, T> const& v, F const& f) noexcept {
+  if constexpr (Width == 0)
+    return v[0];
+  else
+    return fold<Isa, T, Width / 2>(f(v, rotate<Width>(v, std::make_index_sequence<std::size_t(Isa::template lanes<T>)>{})), f);
+}
 template <class Isa, class T>
 SEQMIX_INLINE T sum(vec<Isa, T> const& v) noexcept {
-  constexpr int n = Isa::template lanes<T>;
-  alignas(64) T lane[std::size_t(n)];
-  std::memcpy(lane, &v, sizeof v);
-  for (int width = n / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-  return lane[0];
+  return fold<Isa, T>(v, [](auto const& a, auto const& b) { return a + b; });
 }
 template <class Isa, class T>
 SEQMIX_INLINE T greatest(vec<Isa, T> const& v) noexcept {
-  constexpr int n = Isa::template lanes<T>;
-  alignas(64) T lane[std::size_t(n)];
-  std::memcpy(lane, &v, sizeof v);
-  for (int width = n / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
-  return lane[0];
+  return fold<Isa, T>(v, [](auto const& a, auto const& b) { return larger<Isa, T>(a, b); });
 }
 /// Lane numbers 0, 1, 2, ...
 template <class Isa, class T>
@@ -70,6 +78,27 @@ SEQMIX_INLINE ivec<Isa, T> lane_index() noexcept {
   ivec<Isa, T> v{};
   for (int i = 0; i < Isa::template lanes<T>; ++i) v[i] = integer_of<T>(i);
   return v;
+}
+
+/// Lanes 0, 1, ... of a and b in turn: of their first halves, or of their second ones.
+template <bool Second, class V, std::size_t... I>
+SEQMIX_INLINE V interleave(V const& a, V const& b, std::index_sequence<I...>) noexcept {
+  constexpr std::size_t n = sizeof...(I), from = Second ? n / 2 : 0;
+  return __builtin_shufflevector(a, b, int(I % 2 * n + I / 2 + from)...);
+}
+/// Transposes as many vectors as one has lanes: interleaving rows i and i + n/2 for all i, log2(n) times.
+template <class Isa, class T>
+SEQMIX_INLINE void transpose_square(vec<Isa, T>* rows) noexcept {
+  constexpr int n = Isa::template lanes<T>;
+  constexpr auto lanes = std::make_index_sequence<std::size_t(n)>{};
+  for (int done = 1; done < n; done *= 2) {
+    vec<Isa, T> next[std::size_t(n)];
+    for (int i = 0; i < n / 2; ++i) {
+      next[2 * i] = interleave<false>(rows[i], rows[i + n / 2], lanes);
+      next[2 * i + 1] = interleave<true>(rows[i], rows[i + n / 2], lanes);
+    }
+    for (int i = 0; i < n; ++i) rows[i] = next[i];
+  }
 }
 
 /// e^x, relative error below 2 units in the last place; 0 below the smallest normal result (also for -inf), inf above
