@@ -38,6 +38,15 @@ class block {
     return std::apply(
         [&](auto const&... l) { return state<T>{std::tuple{l.template carve_state<T>(a, run)...}}; }, layers_);
   }
+  /// Channels of the stream that its layers write or read; 0: none does.
+  index_t stream_width() const {
+    index_t width = 0;
+    auto const widen = [&](auto const& l) {
+      if constexpr (requires { l.stream_width(); }) width = (std::max)(width, l.stream_width());
+    };
+    std::apply([&](auto const&... l) { (widen(l), ...); }, layers_);
+    return width;
+  }
   index_t state_elements(index_t sequences_count, index_t capacity) const {
     return std::apply([&](auto const&... l) { return (l.state_elements(sequences_count, capacity) + ...); }, layers_);
   }

@@ -301,10 +301,10 @@ class layer {
   }
   template <class Device, class T>
   void rotate(pass<Device, T> const& run, view2<same<T>> p_rc, view2<same<T>> u_rc, double direction, arena& ws) const {
-    if constexpr (E.rope) {
-      kernels::rope(run.device, run.seq, run.position, o_.rope_base, direction, queries(p_rc, u_rc), ws);
-      kernels::rope(run.device, run.seq, run.position, o_.rope_base, direction, keys(p_rc, u_rc), ws);
-    }
+    // Queries stand behind the keys, so that one call turns both.
+    if constexpr (E.rope)
+      kernels::rope(run.device, run.seq, run.position, o_.rope_base, direction,
+                    part(p_rc, u_rc, k_, o_.key_heads + o_.query_heads, o_.key_dim), ws);
   }
 
   options o_;

@@ -18,7 +18,7 @@ template <norm_kind Norm = norm_kind::rms>
 class swiglu {
  public:
   using options = swiglu_options;
-  static std::string name() { return "swiglu"; }
+  static std::string name() { return Norm == norm_kind::rms ? "swiglu" : Norm == norm_kind::layer ? "swiglu[norm=layer]" : "swiglu[norm=none]"; }
 
   swiglu(options const& o, index_t d_model, parameter_room room) : width_(o.width) {
     auto in_room = room.inner("mlp");

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <seqmix/layers/block.hpp>
-#include <seqmix/layers/layer.hpp>
-#include <seqmix/layers/swiglu.hpp>
+#include <seqmix/models/language_model.hpp>
 
 namespace seqmix::inline v0 {
 
@@ -26,12 +24,14 @@ inline constexpr selection_parts selection_parts_of{
 template <mixer_type M>
 inline constexpr bool arbitrary_selection = selection_parts_of<M>.all();
 
-/// A layer has it if its mixer does, a block or pattern if any of its layers does.
+/// A layer has it if its mixer does, a block or a pattern if any of its layers does.
 template <class L>
 inline constexpr bool layer_selects_arbitrarily = false;
 template <class M, extras E>
 inline constexpr bool layer_selects_arbitrarily<layer<M, E>> = arbitrary_selection<M>;
 template <class... L>
 inline constexpr bool layer_selects_arbitrarily<block<L...>> = (layer_selects_arbitrarily<L> || ...);
+template <class... L>
+inline constexpr bool layer_selects_arbitrarily<pattern<L...>> = (layer_selects_arbitrarily<L> || ...);
 
 }  // namespace seqmix::inline v0

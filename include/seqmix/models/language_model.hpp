@@ -222,9 +222,22 @@ class language_model<pattern<Layers...>> {
     }
   }
 
+  index_t stream_width() const {
+    index_t width = 0;
+    for (auto const& l : layers_)
+      std::visit(
+          [&](auto const& x) {
+            if constexpr (requires { x.stream_width(); }) width = (std::max)(width, x.stream_width());
+          },
+          l);
+    return width;
+  }
+
   template <class Device, class T>
   void carve(arena& a, memory<Device, T>& mem) const {
-    index_t const R = mem.run.rows(), D = o_.d_model;
+    index_t const R = mem.run.rows(), D = o_.d_model, S = stream_width();
+    if (S > 0) mem.run.stream_rc = a.take_view<T, 2>({R, S});
+    if (S > 0 && mem.run.training) mem.run.d_stream_rc = a.take_view<T, 2>({R, S});
     mem.saved.clear();
     mem.x_rd.clear();
     mem.logits_rv = a.take_view<T, 2>({R, o_.vocabulary});
@@ -294,6 +307,7 @@ class language_model<pattern<Layers...>> {
   void backward_pass(memory<Device, T>& mem, std::int32_t const* tokens, T* d_parameters, state<T> const* initial,
                      state<T> const* d_final, state<T>* d_initial) const {
     auto const& run = mem.run;
+    if (!run.device.dry && run.d_stream_rc) std::fill_n(run.d_stream_rc.data, run.d_stream_rc.size(), T(0));
     view2<T const> const d_logits = mem.logits_rv;
     kernels::linear_backward_weight(run.device, d_logits, mem.normed_rd, head_.of(d_parameters), *mem.ws);
     kernels::linear_backward_input(run.device, d_logits, head_.of(run.parameters), mem.dx_rd, false, *mem.ws);

@@ -78,15 +78,14 @@ template <class Isa, class Threads, class T>
 void linear_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_ri, view2<same<T> const> w_oi,
                     view2<same<T>> y_ro, bool add, arena& ws) {
   arena_scope const scope(ws);
-  index_t const O = w_oi.extent[0], I = w_oi.extent[1];
-  T* const transposed = ws.take<T>(I * O);
+  index_t const O = w_oi.extent[0], I = w_oi.extent[1], row = simd::padded<Isa, T>(O);
+  T* const transposed = ws.take<T>(I * row);
   if (!ws.measuring())
     parallel_for(dev, detail::blocks(O, detail::linear_strip), [&](index_t block, int) {
       index_t const begin = block * detail::linear_strip, end = (std::min)(O, begin + detail::linear_strip);
-      for (index_t i = 0; i < I; ++i)
-        for (index_t o = begin; o < end; ++o) transposed[i * O + o] = w_oi(o, i);
+      detail::transpose_vectors<Isa>(w_oi.at(begin), w_oi.stride[0], end - begin, I, transposed + begin, row);
     });
-  detail::token_blocks_product<Isa>(dev, x_ri, static_cast<T const*>(transposed), O, y_ro, add, ws);
+  detail::token_blocks_product<Isa>(dev, x_ri, static_cast<T const*>(transposed), row, y_ro, add, ws);
 }
 
 /// dx [R,I] (+)= dy [R,O] w [O,I]

@@ -16,24 +16,28 @@ void copy_rows(T const* from, index_t from_row, index_t count, index_t channels,
   }
 }
 
-/// Strided rows [count, channels] to [channels, width], zero behind `count`; width is count in whole vectors or more.
+/// Strided rows [count, channels] to [channels, count], rows `to_row` apart and filled with zeros to whole vectors.
 template <class Isa, class T>
-void transpose(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t width) noexcept {
+void transpose_vectors(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t to_row) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
-  for (index_t c = 0; c < channels; c += w) {
-    index_t const columns = (std::min)(w, channels - c);
+  for (index_t c = 0; c < channels; c += w)
     for (index_t j = 0; j < count; j += w) {
+      index_t const columns = (std::min)(w, channels - c);
       simd::vec<Isa, T> tile[std::size_t(w)];
       simd::for_vectors<Isa, T>(columns, [&](index_t, auto const& lanes) {
         for (index_t i = 0; i < w; ++i)
           tile[i] = j + i < count ? lanes.load(from + (j + i) * from_row + c) : simd::vec<Isa, T>{};
       });
       simd::transpose_square<Isa, T>(tile);
-      for (index_t i = 0; i < columns; ++i) simd::store<Isa>(to + (c + i) * width + j, tile[i]);
+      for (index_t i = 0; i < columns; ++i) simd::store<Isa>(to + (c + i) * to_row + j, tile[i]);
     }
-    index_t const end = simd::padded<Isa, T>(count);
-    for (index_t i = 0; i < columns && end < width; ++i) std::fill(to + (c + i) * width + end, to + (c + i + 1) * width, T(0));
-  }
+}
+/// The same to rows of `width`, zero behind `count`.
+template <class Isa, class T>
+void transpose(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t width) noexcept {
+  transpose_vectors<Isa>(from, from_row, count, channels, to, width);
+  index_t const end = simd::padded<Isa, T>(count);
+  for (index_t c = 0; c < channels && end < width; ++c) std::fill(to + c * width + end, to + (c + 1) * width, T(0));
 }
 
 /// Padded rows back into strided ones; added when the target was begun by an earlier head of a group.

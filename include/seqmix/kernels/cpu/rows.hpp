@@ -349,20 +349,24 @@ void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t con
       row[half + i] = T(direction * std::sin(angle));
     }
   };
-  if (!position_n) parallel_for(dev, entries, [&](index_t t, int) { fill(t, t); });
-  parallel_for(dev, seq.count(), [&](index_t n, int) {
-    for (index_t r = seq.begin(n); r < seq.end(n); ++r) {
+  if (!position_n)
+    detail::for_row_blocks(dev, entries, [&](index_t, index_t begin, index_t end) {
+      for (index_t t = begin; t < end; ++t) fill(t, t);
+    });
+  detail::for_row_blocks(dev, seq.rows(), [&](index_t, index_t begin, index_t end) {
+    for (index_t r = begin, n = 0; r < end; ++r) {
+      while (seq.end(n) <= r) ++n;
       index_t const t = r - seq.begin(n);
       if (position_n) fill(r, t + position_n[n]);
       T const* const c = table + 2 * half * (position_n ? r : t);
-      T const* const s = c + half;
       for (index_t h = 0; h < x_rhd.extent[1]; ++h) {
-        T *const a = x_rhd.at(r, h), *const b = a + half;
-        for (index_t i = 0; i < half; ++i) {
-          T const x = a[i], y = b[i];
-          a[i] = x * c[i] - y * s[i];
-          b[i] = y * c[i] + x * s[i];
-        }
+        T* const a = x_rhd.at(r, h);
+        simd::for_vectors<Isa, T>(half, [&](index_t i, auto const& lanes) {
+          auto const x = lanes.load(a + i), y = lanes.load(a + half + i);
+          auto const cosine = lanes.load(c + i), sine = lanes.load(c + half + i);
+          lanes.store(a + i, x * cosine - y * sine);
+          lanes.store(a + half + i, y * cosine + x * sine);
+        });
       }
     }
   });
