@@ -26,7 +26,8 @@ std::unique_ptr<architecture> make_architecture(std::string const& name, setting
     if (name == e.name) return e.make(s);
     known += std::string(known.empty() ? "" : ", ") + e.name;
   }
-  throw seqmix::option_error("limited_domain: --arch: unknown architecture '" + name + "'; compiled in are " + known);
+  throw seqmix::option_error("limited_domain: --arch: unknown architecture '" + name + "'; compiled in are " +
+                             known);
 }
 
 }  // namespace study

@@ -27,7 +27,8 @@ std::vector<domain> load_domains(settings const& s) {
       d.code = entry.at("code").get<bool>();
       auto const least = std::size_t(s.block + 2);
       d.text = seqmix::data::load_corpus((s.text / d.name).string(), d.name, least,
-                                         d.trained_on ? seqmix::data::corpus_parts::all : seqmix::data::corpus_parts::test_only);
+                                         d.trained_on ? seqmix::data::corpus_parts::all
+                                                      : seqmix::data::corpus_parts::test_only);
       domains.push_back(std::move(d));
     }
     for (auto& d : domains) {

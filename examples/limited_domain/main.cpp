@@ -1,5 +1,5 @@
-/// The limited-domain study at demo size: five byte-level architectures trained on one domain, measured on that domain
-/// and on others. Base capability is the out-of-domain loss at equal in-domain loss.
+/// The limited-domain study at demo size: five byte-level architectures trained on one domain, measured on that
+/// domain and on others. Base capability is the out-of-domain loss at equal in-domain loss.
 
 #include <algorithm>
 #include <atomic>
@@ -13,10 +13,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <seqmix/io/atomic_file.hpp>
-
 #include "report.hpp"
 #include "study.hpp"
+#include <seqmix/io/atomic_file.hpp>
 
 namespace {
 
@@ -65,11 +64,13 @@ index_t steps_in_time(study::settings const& s, std::vector<study::domain> const
   double const measuring = measured / (3.0 * tokens_per_second);
   double const share = 0.97 * (60.0 * s.minutes / double(all.size()) - measuring);
   if (share < 2.0 * most)
-    throw seqmix::option_error("limited_domain: --minutes " + std::to_string(s.minutes) + " leaves " + std::to_string(share) +
-                               " s of training for each of " + std::to_string(all.size()) + " architectures");
+    throw seqmix::option_error("limited_domain: --minutes " + std::to_string(s.minutes) + " leaves " +
+                               std::to_string(share) + " s of training for each of " + std::to_string(all.size()) +
+                               " architectures");
   auto const steps = index_t(share / most);
-  std::printf("\nSlowest: %s, %.0f ms a step (%.0f tokens/s). Of %.1f minutes, %.0f s of training for each: %ld steps.\n",
-              slowest->name().c_str(), 1e3 * most, tokens_per_second, s.minutes, share, long(steps));
+  std::printf(
+      "\nSlowest: %s, %.0f ms a step (%.0f tokens/s). Of %.1f minutes, %.0f s of training for each: %ld steps.\n",
+      slowest->name().c_str(), 1e3 * most, tokens_per_second, s.minutes, share, long(steps));
   record["slowest"] = slowest->name();
   record["seconds_per_step"] = most;
   record["minutes"] = s.minutes;
@@ -77,14 +78,22 @@ index_t steps_in_time(study::settings const& s, std::vector<study::domain> const
 }
 
 nlohmann::json facts_of(study::settings const& s) {
-  return {{"format", "seqmix-limited-domain-1"}, {"architectures", s.architectures}, {"seed", s.seed}, {"block", s.block},
-          {"batch", s.batch}, {"chunk", s.chunk}, {"learning_rate", s.learning_rate}, {"text", s.text.string()}};
+  return {{"format", "seqmix-limited-domain-1"},
+          {"architectures", s.architectures},
+          {"seed", s.seed},
+          {"block", s.block},
+          {"batch", s.batch},
+          {"chunk", s.chunk},
+          {"learning_rate", s.learning_rate},
+          {"text", s.text.string()}};
 }
 
 plan stored_plan(study::settings const& s) {
   auto const path = s.out / "plan.json";
   std::ifstream file(path);
-  if (!file) throw seqmix::file_error("limited_domain: --resume: " + path.string() + " cannot be read; nothing to resume there");
+  if (!file)
+    throw seqmix::file_error("limited_domain: --resume: " + path.string() +
+                             " cannot be read; nothing to resume there");
   auto const json = nlohmann::json::parse(file, nullptr, false);
   if (json.is_discarded()) throw seqmix::file_error("limited_domain: --resume: " + path.string() + " is not JSON");
   auto const expected = facts_of(s);
@@ -114,7 +123,8 @@ plan new_plan(study::settings const& s, std::vector<study::domain> const& domain
 std::filesystem::path study_folder(bool resume) {
   std::filesystem::path newest, next;
   for (int n = 1; next.empty(); ++n) {
-    std::filesystem::path const folder = "results/limited_domain" + (n > 1 ? "-" + std::to_string(n) : std::string());
+    std::filesystem::path const folder =
+        "results/limited_domain" + (n > 1 ? "-" + std::to_string(n) : std::string());
     if (std::filesystem::exists(folder / "plan.json"))
       newest = folder;
     else
@@ -129,7 +139,8 @@ void print_architectures(architectures const& all) {
   auto const reference = double(all.front()->parameters());
   for (auto const& a : all) {
     double const off = 100.0 * (double(a->parameters()) / reference - 1.0);
-    std::printf("%-15s %8ld parameters outside the embedding (%+.2f %%)\n", a->name().c_str(), long(a->parameters()), off);
+    std::printf("%-15s %8ld parameters outside the embedding (%+.2f %%)\n", a->name().c_str(),
+                long(a->parameters()), off);
     if (std::abs(off) > 3.0)
       std::printf("  more than 3 %% from %s: the comparison is not fair\n", all.front()->name().c_str());
     std::string names;
@@ -153,7 +164,8 @@ int run(study::settings s) {
   print_architectures(all);
   auto const p = s.resume ? stored_plan(s) : new_plan(s, domains, all);
   std::printf("Every architecture reads the same %.2f million tokens of %s in the same order; results go to %s\n\n",
-              double(p.steps * s.batch * s.block) / 1e6, study::training_domain(domains).name.c_str(), s.out.c_str());
+              double(p.steps * s.batch * s.block) / 1e6, study::training_domain(domains).name.c_str(),
+              s.out.c_str());
 
   std::vector<study::result> results;
   for (auto const& a : all) {
@@ -165,8 +177,9 @@ int run(study::settings s) {
   }
   study::write_report(s, domains, results);
   auto const trouble = study::write_plot(s, domains, results);
-  std::printf("\n%s\n", trouble.empty() ? ("Plot: " + (s.out / "plot.png").string() + " and plot.svg; numbers: points.csv, "
-                                                     "gaps.csv, summary.jsonl, one log an architecture.")
+  std::printf("\n%s\n", trouble.empty() ? ("Plot: " + (s.out / "plot.png").string() +
+                                           " and plot.svg; numbers: points.csv, "
+                                           "gaps.csv, summary.jsonl, one log an architecture.")
                                               .c_str()
                                         : trouble.c_str());
   std::printf("Took %.0f s.\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
@@ -184,15 +197,23 @@ int main(int argc, char** argv) {
   app.add_option("--arch", s.architectures, "architectures to compare; the first is the reference")
       ->delimiter(',')
       ->default_val(study::architecture_names());
-  app.add_option("--minutes", s.minutes, "time for training and measuring all of them")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--minutes", s.minutes, "time for training and measuring all of them")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--steps", s.steps, "steps of each, instead of --minutes")->check(CLI::PositiveNumber);
   app.add_option("--seed", s.seed, "of start values and of the order of the text")->capture_default_str();
   app.add_flag("--resume", s.resume, "goes on with an interrupted study, as it was planned");
-  app.add_option("--threads", s.threads, "changes the time, not the result")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--chunk", s.chunk, "tokens a chunk of top1_chunk")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--threads", s.threads, "changes the time, not the result")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--chunk", s.chunk, "tokens a chunk of top1_chunk")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--block", s.block, "tokens a training window")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--batch", s.batch, "windows a step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--learning-rate", s.learning_rate, "peak of the schedule")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--learning-rate", s.learning_rate, "peak of the schedule")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
   std::signal(SIGINT, request_stop);

@@ -1,9 +1,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include <seqmix/io/atomic_file.hpp>
-
 #include "report.hpp"
+#include <seqmix/io/atomic_file.hpp>
 
 namespace study {
 
@@ -30,7 +29,8 @@ std::string data_of(std::vector<domain> const& domains, std::vector<result> cons
   return text;
 }
 
-std::string script(std::vector<domain> const& domains, std::vector<result> const& results, std::string const& folder) {
+std::string script(std::vector<domain> const& domains, std::vector<result> const& results,
+                   std::string const& folder) {
   std::vector<std::string> panels;
   bool code = false;
   for (auto const& d : domains)
@@ -38,12 +38,14 @@ std::string script(std::vector<domain> const& domains, std::vector<result> const
   if (code) panels.push_back("mean of the code domains");
   int const columns = panels.size() > 4 ? 4 : int(panels.size());
   int const rows = (int(panels.size()) + columns - 1) / columns;
-  std::string const layout = "set multiplot layout " + std::to_string(rows) + "," + std::to_string(columns) +
-                             " title 'Out-of-domain against in-domain loss along training (bits per byte; lower left is later)' "
-                             "font ',14'\n";
-  std::string text = "set grid\nset key bottom right font ',8'\nset xlabel 'in-domain (" + training_domain(domains).name +
-                     ")' offset 0,0.5\nset style line 1 lc rgb '#000000'\nset style line 2 lc rgb '#d62728'\n"
-                     "set style line 3 lc rgb '#1f77b4'\nset style line 4 lc rgb '#2ca02c'\nset style line 5 lc rgb '#ff7f0e'\n";
+  std::string const layout =
+      "set multiplot layout " + std::to_string(rows) + "," + std::to_string(columns) +
+      " title 'Out-of-domain against in-domain loss along training (bits per byte; lower left is later)' "
+      "font ',14'\n";
+  std::string text =
+      "set grid\nset key bottom right font ',8'\nset xlabel 'in-domain (" + training_domain(domains).name +
+      ")' offset 0,0.5\nset style line 1 lc rgb '#000000'\nset style line 2 lc rgb '#d62728'\n"
+      "set style line 3 lc rgb '#1f77b4'\nset style line 4 lc rgb '#2ca02c'\nset style line 5 lc rgb '#ff7f0e'\n";
   for (std::string const& kind : {std::string("png"), std::string("svg")}) {
     std::string const size = std::to_string(420 * columns) + "," + std::to_string(380 * rows);
     text += kind == "png" ? "set terminal pngcairo size " + size + " font 'sans,10'\n"
@@ -52,9 +54,10 @@ std::string script(std::vector<domain> const& domains, std::vector<result> const
     for (std::size_t panel = 0; panel < panels.size(); ++panel) {
       text += "set title \"" + panels[panel] + "\" noenhanced\nset ylabel 'out of domain' offset 1,0\nplot ";
       for (std::size_t a = 0; a < results.size(); ++a)
-        text += std::string(a > 0 ? ", " : "") + "'" + folder + "/plot.dat' index " + std::to_string(a) + " using 1:" +
-                std::to_string(panel + 2) + " with linespoints ls " + std::to_string(a % 5 + 1) + " lw 1.5 pt " +
-                std::to_string(5 + 2 * (a % 5)) + " ps 0.7 title \"" + results[a].name + "\" noenhanced";
+        text += std::string(a > 0 ? ", " : "") + "'" + folder + "/plot.dat' index " + std::to_string(a) +
+                " using 1:" + std::to_string(panel + 2) + " with linespoints ls " + std::to_string(a % 5 + 1) +
+                " lw 1.5 pt " + std::to_string(5 + 2 * (a % 5)) + " ps 0.7 title \"" + results[a].name +
+                "\" noenhanced";
       text += "\n";
     }
     text += "unset multiplot\nunset output\n";

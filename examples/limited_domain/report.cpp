@@ -26,7 +26,8 @@ std::optional<double> interpolate(std::vector<std::pair<double, double>> const& 
   return std::nullopt;
 }
 
-std::optional<gap> mean_gap(result const& a, result const& reference, std::string const& in_domain, measure const& ood) {
+std::optional<gap> mean_gap(result const& a, result const& reference, std::string const& in_domain,
+                            measure const& ood) {
   std::vector<std::pair<double, double>> curve;
   for (auto const& p : reference.points) curve.emplace_back(p.bits.at(in_domain), ood(p));
   std::sort(curve.begin(), curve.end());
@@ -70,7 +71,8 @@ std::string number(double x) {
   return text;
 }
 
-void print_loss_table(std::vector<domain> const& domains, std::vector<result> const& results, std::string const& in_domain) {
+void print_loss_table(std::vector<domain> const& domains, std::vector<result> const& results,
+                      std::string const& in_domain) {
   std::printf("\nAfter equal tokens: bits per byte (in: %s, the domain trained on)\n", in_domain.c_str());
   std::printf("%-15s %9s %9s %8s %6s %8s", "architecture", "params", "tokens/s", "visible", "arb.", "in");
   for (auto const& d : domains)
@@ -91,9 +93,11 @@ void print_loss_table(std::vector<domain> const& domains, std::vector<result> co
   }
 }
 
-void print_gap_table(std::vector<domain> const& domains, std::vector<result> const& results, std::string const& in_domain) {
+void print_gap_table(std::vector<domain> const& domains, std::vector<result> const& results,
+                     std::string const& in_domain) {
   auto const& reference = results.front();
-  std::printf("\nBase-capability gap against %s at equal in-domain loss, bits per byte (n/a: no in-domain loss in common)\n",
+  std::printf("\nBase-capability gap against %s at equal in-domain loss, bits per byte (n/a: no in-domain loss in "
+              "common)\n",
               reference.name.c_str());
   std::printf("%-15s %9s %7s", "architecture", "CODE", "levels");
   for (auto const& d : domains)
@@ -136,12 +140,15 @@ void write_report(settings const& s, std::vector<domain> const& domains, std::ve
       for (auto const& d : domains)
         points.row({r.name, std::to_string(p.step), std::to_string(p.tokens), d.name, d.trained_on ? "yes" : "no",
                     number(p.bits.at(d.name))});
-    nlohmann::json line{{"architecture", r.name},          {"non_embedding_parameters", r.parameters},
-                        {"tokens_per_second", r.tokens_per_second}, {"mean_visible_tokens", r.visible},
+    nlohmann::json line{{"architecture", r.name},
+                        {"non_embedding_parameters", r.parameters},
+                        {"tokens_per_second", r.tokens_per_second},
+                        {"mean_visible_tokens", r.visible},
                         {"arbitrary_selection", r.selects_arbitrarily}};
     if (!r.points.empty()) line["bits_per_byte"] = r.points.back().bits;
     auto const record = [&](std::string const& name, std::optional<gap> const& g) {
-      gaps.row({r.name, results.front().name, name, g ? number(g->mean) : "n/a", std::to_string(g ? g->levels : 0)});
+      gaps.row(
+          {r.name, results.front().name, name, g ? number(g->mean) : "n/a", std::to_string(g ? g->levels : 0)});
       line["gap"][name] = g ? nlohmann::json(g->mean) : nlohmann::json(nullptr);
     };
     record("code", code_gap(r, results.front(), domains));

@@ -12,8 +12,8 @@ struct gap {
   int levels = 0;  ///< points that lie in the reference's range
 };
 
-/// Linear interpolation of the reference between neighbouring points; the mean over the points of `a` whose in-domain
-/// loss the reference reached too. Nothing is extrapolated: no such point, no value.
+/// Linear interpolation of the reference between neighbouring points; the mean over the points of `a` whose
+/// in-domain loss the reference reached too. Nothing is extrapolated: no such point, no value.
 std::optional<gap> capability_gap(result const& a, result const& reference, std::string const& in_domain,
                                   std::string const& ood_domain);
 

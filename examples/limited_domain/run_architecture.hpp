@@ -7,14 +7,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "progress.hpp"
+#include "study.hpp"
 #include <seqmix/io/json_lines.hpp>
 #include <seqmix/mixers/visible_tokens.hpp>
 #include <seqmix/models/variants.hpp>
 #include <seqmix/train/evaluate.hpp>
 #include <seqmix/train/loop.hpp>
-
-#include "progress.hpp"
-#include "study.hpp"
 
 namespace study {
 
@@ -64,8 +63,8 @@ class architecture_of final : public architecture {
     return detail::seconds_since(begin) / steps;
   }
 
-  bool run(settings const& s, std::vector<domain> const& domains, index_t steps, std::vector<index_t> const& measured_after,
-           std::atomic<bool> const& stop, result& out) const override {
+  bool run(settings const& s, std::vector<domain> const& domains, index_t steps,
+           std::vector<index_t> const& measured_after, std::atomic<bool> const& stop, result& out) const override {
     out.name = name_;
     out.parameters = parameters();
     out.visible = seqmix::mean_visible_tokens<typename detail::mixer_of<Layer>::type>(s.block, select_);
@@ -86,13 +85,14 @@ class architecture_of final : public architecture {
     index_t const first = trainer.step();
     auto begin = std::chrono::steady_clock::now();
     double training = 0.0;
-    bool const done = seqmix::train::train_loop(trainer, sampler(s, domains), loop, [&](seqmix::train::metrics const& m) {
-      training += detail::seconds_since(begin);
-      progress.show(m.step, m.loss, training);
-      if (std::find(measured_after.begin(), measured_after.end(), m.step) != measured_after.end())
-        log.append(measured(evaluate, trainer, domains, m, m.step == steps));
-      begin = std::chrono::steady_clock::now();
-    });
+    bool const done =
+        seqmix::train::train_loop(trainer, sampler(s, domains), loop, [&](seqmix::train::metrics const& m) {
+          training += detail::seconds_since(begin);
+          progress.show(m.step, m.loss, training);
+          if (std::find(measured_after.begin(), measured_after.end(), m.step) != measured_after.end())
+            log.append(measured(evaluate, trainer, domains, m, m.step == steps));
+          begin = std::chrono::steady_clock::now();
+        });
     progress.end();
     remember_speed(s, first, trainer, training, out);
     read_points(s, out);
@@ -101,7 +101,11 @@ class architecture_of final : public architecture {
 
  private:
   static seqmix::train::trainer_options trainer_options(settings const& s, index_t steps) {
-    return {.steps = steps, .batch = s.batch, .block = s.block, .seed = s.seed, .learning_rate = s.learning_rate,
+    return {.steps = steps,
+            .batch = s.batch,
+            .block = s.block,
+            .seed = s.seed,
+            .learning_rate = s.learning_rate,
             .threads = s.threads};
   }
   static seqmix::data::window_sampler sampler(settings const& s, std::vector<domain> const& domains) {
@@ -114,8 +118,10 @@ class architecture_of final : public architecture {
       bits[d.name] = evaluate(trainer.parameters().data(), last ? d.long_windows : d.short_windows).bits();
     return {{"step", m.step}, {"tokens", m.tokens}, {"last", last}, {"bits_per_byte", bits}};
   }
-  /// Speed is kept beside the log, one line a session, since the log of a resumed run must equal that of an unbroken one.
-  static void remember_speed(settings const& s, index_t first, trainer_type const& trainer, double seconds, result& out) {
+  /// Speed is kept beside the log, one line a session, since the log of a resumed run must equal that of an
+  /// unbroken one.
+  static void remember_speed(settings const& s, index_t first, trainer_type const& trainer, double seconds,
+                             result& out) {
     auto const path = (s.out / (out.name + ".speed.jsonl")).string();
     if (trainer.step() > first)
       seqmix::io::json_lines_log(path).append(

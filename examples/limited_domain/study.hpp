@@ -11,8 +11,8 @@
 #include <seqmix/data/windows.hpp>
 #include <seqmix/models/arbitrary_selection.hpp>
 
-/// The limited-domain study: every architecture is trained on the same tokens of one domain and measured on that domain
-/// and on others. This file has what the program's parts share.
+/// The limited-domain study: every architecture is trained on the same tokens of one domain and measured on that
+/// domain and on others. This file has what the program's parts share.
 namespace study {
 
 using seqmix::index_t;
@@ -50,7 +50,7 @@ struct result {
   std::string name;
   index_t parameters = 0;  ///< outside the embedding
   double tokens_per_second = 0.0;
-  double visible = 0.0;    ///< mean number of tokens a query draws on
+  double visible = 0.0;  ///< mean number of tokens a query draws on
   bool selects_arbitrarily = false;
   std::vector<point> points;
 };
@@ -65,8 +65,9 @@ class architecture {
   /// Trains for at least this long (and one step behind a first one) and returns the seconds a step took.
   virtual double seconds_per_step(settings const&, std::vector<domain> const&, double at_least) const = 0;
   /// Trains to the end or until stopped; measures at the given steps. Returns whether it got to the end.
-  virtual bool run(settings const&, std::vector<domain> const&, index_t steps, std::vector<index_t> const& measured_after,
-                   std::atomic<bool> const& stop, result& out) const = 0;
+  virtual bool run(settings const&, std::vector<domain> const&, index_t steps,
+                   std::vector<index_t> const& measured_after, std::atomic<bool> const& stop,
+                   result& out) const = 0;
 };
 
 /// Those that are compiled in, in the order of the tables; the first is the reference of the gaps.
@@ -76,7 +77,8 @@ std::unique_ptr<architecture> make_architecture(std::string const& name, setting
 /// The domain that is trained on.
 domain const& training_domain(std::vector<domain> const& domains);
 
-/// Loads the prepared text and cuts its evaluation windows. Throws file_error for text that is missing or too short.
+/// Loads the prepared text and cuts its evaluation windows. Throws file_error for text that is missing or too
+/// short.
 std::vector<domain> load_domains(settings const&);
 
 }  // namespace study

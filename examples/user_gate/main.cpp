@@ -1,4 +1,5 @@
-/// A gate of one's own by its formula alone: no base class, no registration, no derivative. Its layer trains at once.
+/// A gate of one's own by its formula alone: no base class, no registration, no derivative. Its layer trains at
+/// once.
 #include <cstdio>
 
 #include <seqmix/models/language_model.hpp>
@@ -18,8 +19,10 @@ struct ramp {
 };
 
 int main() {
-  using model = language_model<pattern<layer<recurrence<states::outer_product, ramp>, extras{.output_gate = true}>>>;
-  model const m({.vocabulary = 8, .d_model = 32, .layers = 2, .layer = {{.heads = 2, .key_dim = 8, .value_dim = 16}}});
+  using model =
+      language_model<pattern<layer<recurrence<states::outer_product, ramp>, extras{.output_gate = true}>>>;
+  model const m(
+      {.vocabulary = 8, .d_model = 32, .layers = 2, .layer = {{.heads = 2, .key_dim = 8, .value_dim = 16}}});
   buffer<float> weights(m.parameters().size()), slope(m.parameters().size());
   m.parameters().initialise(1, weights.data());
   auto memory = m.make_memory<float>(device::cpu{}, sequences::batch(1, 8), {.training = true});

@@ -7,7 +7,8 @@ struct my_how {
   static constexpr std::string_view name = "my_how";
   static constexpr how_spec spec{};
   template <scalar T>
-  static void weights(T const* raw, T const*, index_t n, selector_knobs const&, T* on_values, T* on_stopped) noexcept {
+  static void weights(T const* raw, T const*, index_t n, selector_knobs const&, T* on_values,
+                      T* on_stopped) noexcept {
     for (index_t j = 0; j < n; ++j) on_values[j] = raw[j], on_stopped[j] = T(0);
   }
 };

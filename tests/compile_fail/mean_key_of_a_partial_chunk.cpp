@@ -1,4 +1,5 @@
-// EXPECT: seqmix selector: exactly_one with mean_key would average keys of the future in the query's own chunk; take
+// EXPECT: seqmix selector: exactly_one with mean_key would average keys of the future in the query's own chunk;
+// take
 #include <seqmix/selectors/select.hpp>
 
 using namespace seqmix;

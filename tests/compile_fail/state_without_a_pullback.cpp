@@ -12,7 +12,8 @@ struct my_state {
   }
 #ifdef SEQMIX_TWIN
   template <class T>
-  static void pullback(state_token<T> const& token, state_update<T const> const& d, state_token_gradient<T>& out) noexcept {
+  static void pullback(state_token<T> const& token, state_update<T const> const& d,
+                       state_token_gradient<T>& out) noexcept {
     for (index_t i = 0; i < token.keys; ++i) out.key[i] += d.w[i];
   }
 #endif

@@ -3,8 +3,8 @@
 #include <seqmix/layers/layer.hpp>
 #include <seqmix/mixers/mixer.hpp>
 
-// The least that a user's own policy must be: each type here satisfies its concept and has nothing more, and is then run
-// through the laws, a whole model and both gradient oracles.
+// The least that a user's own policy must be: each type here satisfies its concept and has nothing more, and is
+// then run through the laws, a whole model and both gradient oracles.
 
 namespace {
 
@@ -28,7 +28,8 @@ static_assert(explain_gate<my_gate>());
 struct my_channel_gate {
   static constexpr std::string_view name = "my_channel_gate";
   static constexpr gate_spec spec{.raw = axis::head_key, .raws = 2, .decay = axis::head_key, .from = feed::linear};
-  static constexpr std::array<gate_parameter, 2> parameters{{{.name = "offset", .on = axis::head}, {.name = "slope", .on = axis::head_key}}};
+  static constexpr std::array<gate_parameter, 2> parameters{
+      {{.name = "offset", .on = axis::head}, {.name = "slope", .on = axis::head_key}}};
   static double initial(std::size_t parameter, gate_element const& e) {
     return parameter == 0 ? 1.0 : 0.5 + 0.1 * double(e.key);
   }
@@ -59,7 +60,8 @@ struct my_state {
     }
   }
   template <class T>
-  static void pullback(state_token<T> const& token, state_update<T const> const& d, state_token_gradient<T>& out) noexcept {
+  static void pullback(state_token<T> const& token, state_update<T const> const& d,
+                       state_token_gradient<T>& out) noexcept {
     T const n = size(token);
     T d_n(0);
     for (index_t i = 0; i < token.keys; ++i) {
@@ -92,7 +94,8 @@ struct my_how {
   static constexpr std::string_view name = "my_how";
   static constexpr how_spec spec{};
   template <scalar T>
-  static void weights(T const* raw, T const* bias, index_t n, selector_knobs const& knobs, T* on_values, T* on_stopped) noexcept {
+  static void weights(T const* raw, T const* bias, index_t n, selector_knobs const& knobs, T* on_values,
+                      T* on_stopped) noexcept {
     for (index_t j = 0; j < n; ++j) {
       on_values[j] = sigmoid(raw[j] / T(knobs.temperature) + (bias ? bias[j] : T(0)));
       on_stopped[j] = T(0);
@@ -113,8 +116,8 @@ struct my_how {
     return {T(1), T(0), -1, T(1)};
   }
   template <class Isa, class T>
-  static void pullback(saved<T> const&, row_gradient<T> const&, T* score, T const* gv, T* d_score, index_t n, index_t,
-                       selector_knobs const&) noexcept {
+  static void pullback(saved<T> const&, row_gradient<T> const&, T* score, T const* gv, T* d_score, index_t n,
+                       index_t, selector_knobs const&) noexcept {
     for (index_t j = 0; j < n; ++j) {
       score[j] = sigmoid(score[j]);
       d_score[j] = gv[j] * score[j] * (T(1) - score[j]);
@@ -126,7 +129,8 @@ static_assert(how<my_how>);
 using my_attention = attention<seqmix::select<my_which, my_how>, my_gate>;
 using my_recurrence = recurrence<my_state, my_gate>;
 using my_channels = recurrence<states::outer_product, my_channel_gate>;
-static_assert(mixer_on<my_attention, device::cpu> && mixer_on<my_recurrence, device::cpu, double> && mixer_on<my_channels, device::cpu>);
+static_assert(mixer_on<my_attention, device::cpu> && mixer_on<my_recurrence, device::cpu, double> &&
+              mixer_on<my_channels, device::cpu>);
 
 layer_options sizes() { return {.heads = 2, .key_dim = 4, .value_dim = 5, .recurrence_chunk = 4}; }
 
@@ -150,7 +154,9 @@ DOCTEST_TEST_CASE("each half of a user's selector with the library's other half"
   check_laws<attention<my_how>>();
 }
 
-DOCTEST_TEST_CASE("a user's state with a user's gate: laws, a model, both gradient oracles") { check_everything<my_recurrence>(); }
+DOCTEST_TEST_CASE("a user's state with a user's gate: laws, a model, both gradient oracles") {
+  check_everything<my_recurrence>();
+}
 
 DOCTEST_TEST_CASE("a user's gate per key channel, by its formula alone: laws, a model, both gradient oracles") {
   check_everything<my_channels>();

@@ -19,9 +19,9 @@ using doctest::Approx;
 
 template <class T>
 struct mamba2_point {
-  T decay, write;          // e^g and the write scale
-  T d_raw, d_a_log;        // derivatives of the log-decay
-  T d_raw_write;           // derivative of the write scale
+  T decay, write;    // e^g and the write scale
+  T d_raw, d_a_log;  // derivatives of the log-decay
+  T d_raw_write;     // derivative of the write scale
 };
 template <class T>
 mamba2_point<T> mamba2_at(T a_log, T raw) {
@@ -50,8 +50,9 @@ DOCTEST_TEST_CASE("P-N3: Mamba-2's gate in the extremes") {
     DOCTEST_CHECK(double(mamba2_at<float>(r.a_log, r.raw).decay) == Approx(double(r.decay)).epsilon(3e-5));
     DOCTEST_CHECK(mamba2_at<double>(double(r.a_log), double(r.raw)).decay == Approx(double(r.decay)).epsilon(1e-5));
   }
-  for (auto const& [x, y] : {std::pair(-50.0, 1.928749848e-22), std::pair(-20.0, 2.0611536203e-9), std::pair(0.0, 0.6931471806),
-                             std::pair(20.0, 20.0000000021), std::pair(100.0, 100.0), std::pair(1000.0, 1000.0)}) {
+  for (auto const& [x, y] :
+       {std::pair(-50.0, 1.928749848e-22), std::pair(-20.0, 2.0611536203e-9), std::pair(0.0, 0.6931471806),
+        std::pair(20.0, 20.0000000021), std::pair(100.0, 100.0), std::pair(1000.0, 1000.0)}) {
     DOCTEST_CHECK(std::abs(softplus(x) - y) <= 1e-9 * y);
     DOCTEST_CHECK(std::abs(double(softplus(float(x))) - y) <= 1e-6 * y);
   }
@@ -59,7 +60,8 @@ DOCTEST_TEST_CASE("P-N3: Mamba-2's gate in the extremes") {
     DOCTEST_CHECK(std::abs(sigmoid(x) - y) <= 1e-9 * y);
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-N3: no NaN or infinity over the whole grid of Mamba-2's gate, values and derivatives", T, float, double) {
+DOCTEST_TEST_CASE_TEMPLATE("P-N3: no NaN or infinity over the whole grid of Mamba-2's gate, values and derivatives",
+                           T, float, double) {
   index_t bad = 0;
   for (int a = -100; a <= 100; ++a)
     for (int raw = -300; raw <= 300; ++raw) {
@@ -75,7 +77,11 @@ DOCTEST_TEST_CASE("Mamba-2's pullback is the derivative of its formula, and 0 th
   for (double a = -10; a <= 10; a += 0.5)
     for (double raw = -60; raw <= 60; raw += 1.5) {
       using number = dual<double, 3>;
-      number const r = [&] { number x(raw); x.slope[0] = 1; return x; }();
+      number const r = [&] {
+        number x(raw);
+        x.slope[0] = 1;
+        return x;
+      }();
       std::array<number, 2> p{number(a), number(0.25)};
       p[0].slope[1] = p[1].slope[2] = 1;
       auto const value = gates::mamba2::forward<number>({r}, p);
@@ -84,7 +90,9 @@ DOCTEST_TEST_CASE("Mamba-2's pullback is the derivative of its formula, and 0 th
       std::array<double, 2> d_p{};
       gates::mamba2::pullback<double>({raw}, {a, 0.25}, 0.7, -1.3, d_raw, d_p);
       auto const expected = [&](std::size_t i) { return 0.7 * decay.slope[i] - 1.3 * value.write.slope[i]; };
-      auto const differs = [](double x, double y) { return !(std::abs(x - y) <= 1e-12 * std::max(1.0, std::abs(y))); };
+      auto const differs = [](double x, double y) {
+        return !(std::abs(x - y) <= 1e-12 * std::max(1.0, std::abs(y)));
+      };
       bad += differs(d_raw[0], expected(0)) + differs(d_p[0], expected(1)) + differs(d_p[1], expected(2));
     }
   DOCTEST_CHECK(bad == 0);
@@ -112,7 +120,8 @@ DOCTEST_TEST_CASE("ALiBi's slopes for a power of two heads and for others") {
 
 DOCTEST_TEST_CASE("RetNet's decays are 1 - 2^(-5-h), and the constant gate's contexts reach from 4 to 256 tokens") {
   for (int h = 0; h < 4; ++h)
-    DOCTEST_CHECK(std::exp(gates::retention::initial(0, {h, 4, 0, 1, 0, 1, 0.5})) == Approx(1 - std::exp2(-5.0 - h)).epsilon(1e-15));
+    DOCTEST_CHECK(std::exp(gates::retention::initial(0, {h, 4, 0, 1, 0, 1, 0.5})) ==
+                  Approx(1 - std::exp2(-5.0 - h)).epsilon(1e-15));
   auto const context = [](index_t h) {
     auto const g = gates::constant::forward<double>({}, {gates::constant::initial(0, {h, 8, 0, 1, 0, 1, 0.5})});
     return -1 / g.log_decay;
@@ -131,6 +140,10 @@ DOCTEST_TEST_CASE("P-U1: a log-decay is kept between its bound and 0, and a NaN 
     DOCTEST_CHECK((name.find("log") != std::string_view::npos));  // the space a number lives in stands in its name
   for (double w : {-6.0, -1.0, 0.0, 1.0}) {
     double const decay = std::exp(gates::constant::forward<double>({}, {w}).log_decay);
-    DOCTEST_CHECK(decay == Approx(w == -6 ? 0.9975243174 : w == -1 ? 0.6922006276 : w == 0 ? 0.3678794412 : 0.0659880358).epsilon(1e-9));
+    DOCTEST_CHECK(decay == Approx(w == -6   ? 0.9975243174
+                                  : w == -1 ? 0.6922006276
+                                  : w == 0  ? 0.3678794412
+                                            : 0.0659880358)
+                               .epsilon(1e-9));
   }
 }

@@ -28,8 +28,8 @@ struct conv_problem {
     auto const nan = std::numeric_limits<T>::quiet_NaN();
     result r{std::vector<T>(x.size(), nan), std::vector<T>(std::size_t(seq.count() * channels * (width - 1)), nan)};
     with_planned_memory(threads, [&](device::cpu dev, arena& ws) {
-      kernels::conv_forward(dev, seq, x_rc(), taps_cj(), bias.empty() ? nullptr : bias.data(), activation, window_ncj(),
-                            view2<T>(r.y.data(), {seq.rows(), channels}),
+      kernels::conv_forward(dev, seq, x_rc(), taps_cj(), bias.empty() ? nullptr : bias.data(), activation,
+                            window_ncj(), view2<T>(r.y.data(), {seq.rows(), channels}),
                             view3<T>(r.window.data(), {seq.count(), channels, width - 1}), ws);
     });
     return r;
@@ -43,11 +43,12 @@ struct conv_problem {
                std::vector<T>(std::size_t(seq.count() * channels * (width - 1)), nan)};
     std::array<index_t, 3> const windows{seq.count(), channels, width - 1};
     with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-      kernels::conv_backward(dev, seq, x_rc(), taps_cj(), bias.empty() ? nullptr : bias.data(), activation, window_ncj(),
-                             view2<T const>(dy.data(), {seq.rows(), channels}),
+      kernels::conv_backward(dev, seq, x_rc(), taps_cj(), bias.empty() ? nullptr : bias.data(), activation,
+                             window_ncj(), view2<T const>(dy.data(), {seq.rows(), channels}),
                              view3<T const>(d_window_out.empty() ? nullptr : d_window_out.data(), windows),
-                             view2<T>(d.x.data(), {seq.rows(), channels}), view2<T>(d.taps.data(), {channels, width}),
-                             bias.empty() ? nullptr : d.bias.data(), view3<T>(d.window.data(), windows), ws);
+                             view2<T>(d.x.data(), {seq.rows(), channels}),
+                             view2<T>(d.taps.data(), {channels, width}), bias.empty() ? nullptr : d.bias.data(),
+                             view3<T>(d.window.data(), windows), ws);
     });
     return d;
   }
@@ -145,14 +146,21 @@ DOCTEST_TEST_CASE("P-C4: a sequence behind another one sees nothing of it") {
   DOCTEST_CHECK(numbers{y[2], y[3]} == numbers{100, 210});
 }
 
-DOCTEST_TEST_CASE("the convolution's backward is the derivative of the reference in every width, windows included") {
+DOCTEST_TEST_CASE(
+    "the convolution's backward is the derivative of the reference in every width, windows included") {
   std::array<index_t, 6> const offsets{0, 0, 1, 3, 10, 21};
   for (index_t width : {1, 2, 3, 4, 7})
     for (bool activation : {false, true}) {
       DOCTEST_CAPTURE(width);
       index_t const C = 67, R = 21, N = 5;
-      conv_problem<double> p{sequences::packed(offsets), C, width, activation, normals(R * C, 1), normals(C * width, 2),
-                             normals(C, 3), normals(N * C * (width - 1), 4)};
+      conv_problem<double> p{sequences::packed(offsets),
+                             C,
+                             width,
+                             activation,
+                             normals(R * C, 1),
+                             normals(C * width, 2),
+                             normals(C, 3),
+                             normals(N * C * (width - 1), 4)};
       check_pullback(
           {p.x, p.taps, p.bias, p.window},
           [&](auto const& in) {

@@ -1,7 +1,7 @@
 #include "../support/law_attention.hpp"
 
-// The fast attention over element selectors against the golden vectors. Linear weights are held by the dual law and by
-// the recurrence's own golden vectors beside what is here.
+// The fast attention over element selectors against the golden vectors. Linear weights are held by the dual law and
+// by the recurrence's own golden vectors beside what is here.
 
 namespace {
 
@@ -49,7 +49,8 @@ attention_case with_state_read(attention_case&& from, index_t& state_rows) {
   });
   c.input[k].value = extended(c.input[k].value, s.key_heads * s.key_dim, zero);
   c.input[v].value = extended(c.input[v].value, s.value_heads * s.value_dim, zero);
-  if (c.gate == attention_case::gate_source::tokens) c.input[g].value = extended(c.input[g].value, s.gate_heads, zero);
+  if (c.gate == attention_case::gate_source::tokens)
+    c.input[g].value = extended(c.input[g].value, s.gate_heads, zero);
   c.cot_o = extended(c.cot_o, s.heads * s.value_dim, [&](index_t n, index_t row, index_t i) {
     if (c.cot_state.size() == 0) return 0.0;
     index_t const h = i / s.value_dim, x = i % s.value_dim;
@@ -94,7 +95,8 @@ void check_linear(std::string const& path) {
 
 }  // namespace
 
-DOCTEST_TEST_CASE("fast attention gives the golden outputs and gradients of softmax attention, slopes and gates among them") {
+DOCTEST_TEST_CASE(
+    "fast attention gives the golden outputs and gradients of softmax attention, slopes and gates among them") {
   for (auto const* name : {"attn_t1", "attn_gqa", "attn_swa8", "attn_alibi_h4", "attn_alibi_h6", "forgetting_attn",
                            "forgetting_attn_swa8"})
     check_file(std::string("ops/") + name);
@@ -112,9 +114,10 @@ DOCTEST_TEST_CASE("fast attention gives the golden results of Top-1 element sele
   for (auto const& path : cases) check_file(path);
 }
 
-DOCTEST_TEST_CASE("fast attention with linear weights gives the golden results of linear recurrences, final state included") {
-  for (auto const* name : {"linear_attn", "linear_attn_init", "linear_attn_t1", "retention", "retention_t1", "simple_gla",
-                           "simple_gla_init", "simple_gla_t1"}) {
+DOCTEST_TEST_CASE(
+    "fast attention with linear weights gives the golden results of linear recurrences, final state included") {
+  for (auto const* name : {"linear_attn", "linear_attn_init", "linear_attn_t1", "retention", "retention_t1",
+                           "simple_gla", "simple_gla_init", "simple_gla_t1"}) {
     check_linear<double>(std::string("ops/") + name);
     check_linear<float>(std::string("ops/") + name);
   }

@@ -27,7 +27,8 @@ struct product {
   };
   /// Everything starts at 1, to see what is added and what is written.
   result run(int threads, bool add) const {
-    result r{std::vector<T>(std::size_t(rows * outputs), T(1)), std::vector<T>(x.size(), T(1)), std::vector<T>(w.size(), T(1))};
+    result r{std::vector<T>(std::size_t(rows * outputs), T(1)), std::vector<T>(x.size(), T(1)),
+             std::vector<T>(w.size(), T(1))};
     with_planned_memory(threads, [&](device::cpu dev, arena& ws) {
       kernels::linear_forward(dev, x_ri(), w_oi(), view2<T>(r.y.data(), {rows, outputs}), add, ws);
       kernels::linear_backward_input(dev, dy_ro(), w_oi(), view2<T>(r.dx.data(), {rows, inputs}), add, ws);
@@ -37,7 +38,8 @@ struct product {
   }
   result plain(bool add) const {
     T const start = add ? T(1) : T(0);
-    result r{std::vector<T>(std::size_t(rows * outputs), start), std::vector<T>(x.size(), start), std::vector<T>(w.size(), T(1))};
+    result r{std::vector<T>(std::size_t(rows * outputs), start), std::vector<T>(x.size(), start),
+             std::vector<T>(w.size(), T(1))};
     for (index_t row = 0; row < rows; ++row)
       for (index_t o = 0; o < outputs; ++o)
         for (index_t i = 0; i < inputs; ++i) {

@@ -45,7 +45,8 @@ struct recurrence_case {
 recurrence_case load(std::string const& name) {
   recurrence_case c{golden_case("ops/" + name), {}, {}, {}};
   if (c.file.op() == "ssd") c.names.q = "C", c.names.k = "B", c.names.v = "X", c.names.g = "A";
-  c.x = {c.numbers(c.names.q), c.numbers(c.names.k), c.numbers(c.names.v), c.numbers(c.names.g), {}, c.numbers(c.names.beta)};
+  c.x = {c.numbers(c.names.q),   c.numbers(c.names.k), c.numbers(c.names.v), c.numbers(c.names.g), {},
+         c.numbers(c.names.beta)};
   auto const q = c.stored(c.names.q);
   c.shape.seq = sequences::batch(q.extent(0), q.extent(1));
   c.shape.heads = c.shape.query_heads = c.shape.key_heads = c.shape.value_heads = c.shape.gate_heads = q.extent(2);
@@ -84,7 +85,8 @@ void check_case(recurrence_case const& c, index_t chunk) {
   check(machine.forward(x, &before, &after), c.stored("o"));
   if (c.file.has(c.names.final)) check(after.numbers(), c.stored(c.names.final));
   auto const cotangent = c.numbers("cot_o");
-  auto const d = machine.backward(x, std::vector<T>(cotangent.begin(), cotangent.end()), &before, &d_after, &d_before);
+  auto const d =
+      machine.backward(x, std::vector<T>(cotangent.begin(), cotangent.end()), &before, &d_after, &d_before);
   auto const check_gradient = [&](char const* name, std::vector<T> const& found) {
     auto const gradient = std::string("grad_") + name;
     if (c.file.has(gradient)) check(found, c.stored(gradient));
@@ -110,20 +112,23 @@ using token_gate = given_decays<axis::head, false>;
 }  // namespace
 
 DOCTEST_TEST_CASE("recurrences give the golden outputs, states and gradients of linear attention") {
-  for (auto const* name : {"linear_attn", "linear_attn_init", "linear_attn_t1"}) check_forms<outer_product, gates::none>(name);
+  for (auto const* name : {"linear_attn", "linear_attn_init", "linear_attn_t1"})
+    check_forms<outer_product, gates::none>(name);
 }
 
 DOCTEST_TEST_CASE("recurrences give the golden outputs, states and gradients of retention") {
   for (auto const* name : {"retention", "retention_t1"}) check_forms<outer_product, gates::constant>(name);
 }
 
-DOCTEST_TEST_CASE("recurrences give the golden outputs, states and gradients of simple gated linear attention and SSD") {
+DOCTEST_TEST_CASE(
+    "recurrences give the golden outputs, states and gradients of simple gated linear attention and SSD") {
   for (auto const* name : {"simple_gla", "simple_gla_init", "simple_gla_t1", "ssd", "ssd_init", "ssd_t1"})
     check_forms<outer_product, token_gate>(name);
 }
 
 DOCTEST_TEST_CASE("a delta rule written by a user gives the golden outputs, states and gradients") {
-  for (auto const* name : {"delta_rule", "delta_rule_init", "delta_rule_t1"}) check_forms<delta_rule, gates::none>(name);
+  for (auto const* name : {"delta_rule", "delta_rule_init", "delta_rule_t1"})
+    check_forms<delta_rule, gates::none>(name);
   for (auto const* name : {"gated_delta_rule", "gated_delta_rule_init", "gated_delta_rule_t1"})
     check_forms<delta_rule, token_gate>(name);
 }

@@ -1,7 +1,7 @@
 #include "../support/law_rows.hpp"
 
-// Norms, output stage, SwiGLU, rotary positions, skip, embedding and loss: backward against dual numbers through the
-// reference, and the cases where numbers go wrong.
+// Norms, output stage, SwiGLU, rotary positions, skip, embedding and loss: backward against dual numbers through
+// the reference, and the cases where numbers go wrong.
 
 namespace {
 
@@ -29,7 +29,8 @@ DOCTEST_TEST_CASE("RMS norm: backward is the derivative of the reference, and ad
         {x, w},
         [&](arrays<number> const& in) {
           std::vector<number> y(in[0].size()), rstd(std::size_t(R), number{});
-          kernels::rms_norm_forward(device::reference{}, matrix(in[0], C), in[1].data(), 1e-5, matrix(y, C), rstd.data());
+          kernels::rms_norm_forward(device::reference{}, matrix(in[0], C), in[1].data(), 1e-5, matrix(y, C),
+                                    rstd.data());
           return y;
         },
         [&](std::vector<double> const& dy) {
@@ -38,7 +39,8 @@ DOCTEST_TEST_CASE("RMS norm: backward is the derivative of the reference, and ad
           std::vector<double> dw(std::size_t(C), 0.5);
           kernels::rms_norm_forward(device::cpu{2}, matrix(x, C), w.data(), 1e-5, matrix(y, C), rstd.data());
           with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-            kernels::rms_norm_backward(dev, matrix(x, C), w.data(), rstd.data(), matrix(dy, C), matrix(dx, C), add, dw.data(), ws);
+            kernels::rms_norm_backward(dev, matrix(x, C), w.data(), rstd.data(), matrix(dy, C), matrix(dx, C), add,
+                                       dw.data(), ws);
           });
           for (auto& e : dx) e -= add ? 0.25 : 0.0;
           for (auto& e : dw) e -= 0.5;
@@ -52,18 +54,19 @@ DOCTEST_TEST_CASE("layer norm: backward is the derivative of the reference") {
       {x, w, b},
       [&](arrays<number> const& in) {
         std::vector<number> y(in[0].size()), mean(std::size_t(R), number{}), rstd(mean);
-        kernels::layer_norm_forward(device::reference{}, matrix(in[0], C), in[1].data(), in[2].data(), 1e-5, matrix(y, C),
-                                    mean.data(), rstd.data());
+        kernels::layer_norm_forward(device::reference{}, matrix(in[0], C), in[1].data(), in[2].data(), 1e-5,
+                                    matrix(y, C), mean.data(), rstd.data());
         return y;
       },
       [&](std::vector<double> const& dy) {
-        auto y = nothing_written(R * C), mean = nothing_written(R), rstd = nothing_written(R), dx = nothing_written(R * C);
+        auto y = nothing_written(R * C), mean = nothing_written(R), rstd = nothing_written(R),
+             dx = nothing_written(R * C);
         std::vector<double> dw(std::size_t(C), 0.0), db(dw);
-        kernels::layer_norm_forward(device::cpu{2}, matrix(x, C), w.data(), b.data(), 1e-5, matrix(y, C), mean.data(),
-                                    rstd.data());
+        kernels::layer_norm_forward(device::cpu{2}, matrix(x, C), w.data(), b.data(), 1e-5, matrix(y, C),
+                                    mean.data(), rstd.data());
         with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-          kernels::layer_norm_backward(dev, matrix(x, C), w.data(), mean.data(), rstd.data(), matrix(dy, C), matrix(dx, C), false,
-                                       dw.data(), db.data(), ws);
+          kernels::layer_norm_backward(dev, matrix(x, C), w.data(), mean.data(), rstd.data(), matrix(dy, C),
+                                       matrix(dx, C), false, dw.data(), db.data(), ws);
         });
         return arrays<double>{dx, dw, db};
       });
@@ -85,18 +88,19 @@ DOCTEST_TEST_CASE("the output stage: every order of norm and gate has the deriva
           {o, z, w},
           [&](arrays<number> const& in) {
             std::vector<number> y(in[0].size()), rstd(std::size_t(R * groups), number{});
-            kernels::output_stage_forward(device::reference{}, s, matrix(in[0], C), z_of(in[1]), in[2].data(), matrix(y, C),
-                                          rstd.data());
+            kernels::output_stage_forward(device::reference{}, s, matrix(in[0], C), z_of(in[1]), in[2].data(),
+                                          matrix(y, C), rstd.data());
             return y;
           },
           [&](std::vector<double> const& dy) {
             auto y = nothing_written(R * C), rstd = nothing_written(R * groups), d_o = nothing_written(R * C),
                  dz = nothing_written(index_t(z.size()));
             std::vector<double> dw(std::size_t(weights), 0.0);
-            kernels::output_stage_forward(device::cpu{2}, s, matrix(o, C), z_of(z), w.data(), matrix(y, C), rstd.data());
+            kernels::output_stage_forward(device::cpu{2}, s, matrix(o, C), z_of(z), w.data(), matrix(y, C),
+                                          rstd.data());
             with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-              kernels::output_stage_backward(dev, s, matrix(o, C), z_of(z), w.data(), rstd.data(), matrix(dy, C), matrix(d_o, C),
-                                             z_of(dz), dw.data(), ws);
+              kernels::output_stage_backward(dev, s, matrix(o, C), z_of(z), w.data(), rstd.data(), matrix(dy, C),
+                                             matrix(d_o, C), z_of(dz), dw.data(), ws);
             });
             return arrays<double>{d_o, dz, dw};
           });
@@ -155,8 +159,9 @@ DOCTEST_TEST_CASE("the own-token skip: backward is the derivative of the referen
         [&](std::vector<double> const& d_o) {
           std::vector<double> dv(v.size(), 0.0), dd(d.size(), 0.0);
           with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-            kernels::skip_backward(dev, view3<double const>(v.data(), values), d.data(), view3<double const>(d_o.data(), outputs),
-                                   view3<double>(dv.data(), values), dd.data(), ws);
+            kernels::skip_backward(dev, view3<double const>(v.data(), values), d.data(),
+                                   view3<double const>(d_o.data(), outputs), view3<double>(dv.data(), values),
+                                   dd.data(), ws);
           });
           return arrays<double>{dv, dd};
         });
@@ -181,11 +186,12 @@ struct loss_result {
   std::vector<T> d;
 };
 template <class T>
-loss_result<T> cross_entropy(std::vector<T> const& logits, index_t vocabulary, std::vector<std::int32_t> const& labels,
-                             double scale = 1.0) {
+loss_result<T> cross_entropy(std::vector<T> const& logits, index_t vocabulary,
+                             std::vector<std::int32_t> const& labels, double scale = 1.0) {
   loss_result<T> r{-1.0, -1, std::vector<T>(logits.size(), std::numeric_limits<T>::quiet_NaN())};
   with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-    r.counted = kernels::cross_entropy(dev, matrix(logits, vocabulary), labels.data(), scale, matrix(r.d, vocabulary), &r.loss, ws);
+    r.counted = kernels::cross_entropy(dev, matrix(logits, vocabulary), labels.data(), scale,
+                                       matrix(r.d, vocabulary), &r.loss, ws);
   });
   return r;
 }
@@ -229,7 +235,8 @@ DOCTEST_TEST_CASE("the loss's scale multiplies its gradient only, and the logits
   for (index_t r = 0; r < R; ++r) labels.push_back(std::int32_t(r % C));
   auto const plain = cross_entropy(logits, C, labels), scaled = cross_entropy(logits, C, labels, 0.125);
   DOCTEST_CHECK(plain.loss == scaled.loss);
-  for (std::size_t i = 0; i < plain.d.size(); ++i) DOCTEST_CHECK(std::abs(plain.d[i] * 0.125 - scaled.d[i]) <= 1e-16);
+  for (std::size_t i = 0; i < plain.d.size(); ++i)
+    DOCTEST_CHECK(std::abs(plain.d[i] * 0.125 - scaled.d[i]) <= 1e-16);
   double loss = 0;
   with_planned_memory(1, [&](device::cpu dev, arena& ws) {
     kernels::cross_entropy(dev, matrix(std::as_const(logits), C), labels.data(), 1.0, matrix(logits, C), &loss, ws);

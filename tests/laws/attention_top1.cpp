@@ -12,7 +12,9 @@ using selectors::top1_output;
 
 }  // namespace
 
-DOCTEST_TEST_CASE("the laws hold for Top-1 element selection (P-C3, P-S2)") { check_laws<attention<top1_element<>>>(); }
+DOCTEST_TEST_CASE("the laws hold for Top-1 element selection (P-C3, P-S2)") {
+  check_laws<attention<top1_element<>>>();
+}
 
 DOCTEST_TEST_CASE("the laws hold for weighted Top-1 element selection (P-C3, P-S2)") {
   check_laws<attention<top1_element<top1_output::weighted, top1_gradient::selected_weight>>>();

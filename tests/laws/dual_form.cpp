@@ -23,8 +23,8 @@ mixer_shape plain_shape(sequences seq) {
   return s;
 }
 
-/// One problem through both forms, with an initial state: for the history key_dim tokens of unit keys whose values are
-/// the rows of the state.
+/// One problem through both forms, with an initial state: for the history key_dim tokens of unit keys whose values
+/// are the rows of the state.
 template <class Gate>
 struct both_forms {
   using quadratic = attention<selectors::linear, Gate>;
@@ -46,7 +46,8 @@ struct both_forms {
       for (index_t j = 0; j < s.key_dim; ++j)
         for (index_t h = 0; h < s.heads; ++h) {
           for (index_t c = 0; c < s.key_dim; ++c) p.k_nlhk(n, j, h, c) = j == c ? 1.0 : 0.0;
-          for (index_t c = 0; c < s.value_dim; ++c) p.v_nlhv(n, j, h, c) = decayed(n, j, h) * S.state.S_nhkv(n, h, j, c);
+          for (index_t c = 0; c < s.value_dim; ++c)
+            p.v_nlhv(n, j, h, c) = decayed(n, j, h) * S.state.S_nhkv(n, h, j, c);
           if (p.g_nlhk) p.g_nlhk(n, j, h, 0) = 0.0;
         }
     }
@@ -71,20 +72,23 @@ void check_dual(sequences seq, bool with_state) {
   d_past.take_lengths(f.past);
   auto d = f.recurrent.backward(f.x, d_o, &f.S, nullptr, &dS);
   auto const d_quadratic = f.history.backward(f.x, d_o, &f.past, nullptr, &d_past);
-  if (mixer_needs<typename forms::bounded>::constant && with_state) d.g = d_quadratic.g;  // the past's values depend on it
+  if (mixer_needs<typename forms::bounded>::constant && with_state)
+    d.g = d_quadratic.g;  // the past's values depend on it
   DOCTEST_CHECK(relative_difference(d_quadratic, d) <= 1e-12);
   if (!with_state) return;
   std::vector<double> rows;
   for (index_t n = 0; n < s.seq.count(); ++n)
     for (index_t h = 0; h < s.heads; ++h)
       for (index_t j = 0; j < s.key_dim; ++j)
-        for (index_t c = 0; c < s.value_dim; ++c) rows.push_back(f.decayed(n, j, h) * d_past.state.v_nlhv(n, j, h, c));
+        for (index_t c = 0; c < s.value_dim; ++c)
+          rows.push_back(f.decayed(n, j, h) * d_past.state.v_nlhv(n, j, h, c));
   DOCTEST_CHECK(relative_difference(rows, dS.numbers()) <= 1e-12);
 }
 
 }  // namespace
 
-DOCTEST_TEST_CASE("attention with linear weights equals the recurrence, forward and backward, initial state included") {
+DOCTEST_TEST_CASE(
+    "attention with linear weights equals the recurrence, forward and backward, initial state included") {
   std::array<index_t, 5> const offsets{0, 0, 5, 6, 29};
   for (auto seq : {sequences::batch(2, 7), sequences::packed(offsets), sequences::batch(1, 90)})
     for (bool with_state : {false, true}) {
@@ -104,5 +108,6 @@ DOCTEST_TEST_CASE("both forms agree where decays reach from nothing to the bound
   auto const o = f.recurrent.forward(f.x, &f.S), quadratic = f.history.forward(f.x, &f.past);
   DOCTEST_CHECK(relative_difference(quadratic, o) <= 1e-12);
   auto const d_o = random_vector(o.size(), 46);
-  DOCTEST_CHECK(relative_difference(f.history.backward(f.x, d_o, &f.past), f.recurrent.backward(f.x, d_o, &f.S)) <= 1e-12);
+  DOCTEST_CHECK(relative_difference(f.history.backward(f.x, d_o, &f.past), f.recurrent.backward(f.x, d_o, &f.S)) <=
+                1e-12);
 }

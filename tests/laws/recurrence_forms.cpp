@@ -64,7 +64,8 @@ DOCTEST_TEST_CASE("decays from 1 to the bound mixed in a chunk leave backward th
   }
 }
 
-DOCTEST_TEST_CASE("decays from 1 to the bound stay finite in float and near the double result, forward and backward") {
+DOCTEST_TEST_CASE(
+    "decays from 1 to the bound stay finite in float and near the double result, forward and backward") {
   using M = chunkwise<given_decays<axis::head, true>>;
   auto s = law_shape<M>(sequences::packed(offsets));
   auto x = random_mixer_numbers<M>(s, 35);

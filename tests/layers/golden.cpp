@@ -44,7 +44,12 @@ DOCTEST_TEST_CASE("a Transformer++ block gives the golden results of Llama's dec
 DOCTEST_TEST_CASE("a Mamba-2 layer gives the golden results of the published one") {
   for (index_t chunk : {3, 32})
     check<lone_mamba2>("layer_mamba2",
-                       {.heads = 4, .query_heads = 1, .key_heads = 1, .key_dim = 6, .value_dim = 8, .scale = 1.0,
+                       {.heads = 4,
+                        .query_heads = 1,
+                        .key_heads = 1,
+                        .key_dim = 6,
+                        .value_dim = 8,
+                        .scale = 1.0,
                         .recurrence_chunk = chunk},
                        {{"in_proj.weight", 0, "mixer.z", 32},
                         {"in_proj.weight", 32, "mixer.value", 32},

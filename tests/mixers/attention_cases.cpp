@@ -21,7 +21,8 @@ mixer_shape one_head(sequences seq, index_t keys, index_t values) {
 }
 bool near(numbers const& a, numbers const& b, double tolerance = 1e-9) {
   bool good = a.size() == b.size();
-  for (std::size_t i = 0; good && i < a.size(); ++i) good = std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]));
+  for (std::size_t i = 0; good && i < a.size(); ++i)
+    good = std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]));
   return good;
 }
 
@@ -52,11 +53,13 @@ DOCTEST_TEST_CASE("P-N1: a row that sees nothing is zero and leaves the others a
   DOCTEST_CHECK(d.q[2] == 0.0);
   DOCTEST_CHECK(d.q[3] == 0.0);
   DOCTEST_CHECK(same_bits(d, d));  // no NaN anywhere
-  auto const hard = mixer_machine<attention<seqmix::select<with_a_blind_row, selectors::top1<>>>, double>(s).forward(x);
+  auto const hard =
+      mixer_machine<attention<seqmix::select<with_a_blind_row, selectors::top1<>>>, double>(s).forward(x);
   DOCTEST_CHECK(hard == numbers{1, 10, 0, 0, 1, 10});
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-N4 and P-G6: ties take the lowest index, and the chosen value gets the gradient", T, float, double) {
+DOCTEST_TEST_CASE_TEMPLATE("P-N4 and P-G6: ties take the lowest index, and the chosen value gets the gradient", T,
+                           float, double) {
   using none = selectors::top1<selectors::top1_output::hard, selectors::top1_gradient::none>;
   auto const s = one_head(sequences::batch(1, 4), 1, 1);
   mixer_numbers<T> const x{{1, 1, 1, 1}, {2, 3, 3, 1}, {10, 20, 30, 40}, {}, {}, {}};
@@ -67,15 +70,17 @@ DOCTEST_TEST_CASE_TEMPLATE("P-N4 and P-G6: ties take the lowest index, and the c
   DOCTEST_CHECK(d.v == std::vector<T>{1, 3, 0, 0});
   DOCTEST_CHECK(d.q == std::vector<T>(4, T(0)));
   DOCTEST_CHECK(d.k == std::vector<T>(4, T(0)));
-  for (auto const& [keys, value] : {std::pair(std::vector<T>{1, 3, 3, 2}, T(20)), std::pair(std::vector<T>{5, 5, 5, 5}, T(10)),
-                                    std::pair(std::vector<T>{-3, -1, -1, -2}, T(20))}) {
+  for (auto const& [keys, value] :
+       {std::pair(std::vector<T>{1, 3, 3, 2}, T(20)), std::pair(std::vector<T>{5, 5, 5, 5}, T(10)),
+        std::pair(std::vector<T>{-3, -1, -1, -2}, T(20))}) {
     auto row = x;
     row.k = keys;
     DOCTEST_CHECK(machine.forward(row)[3] == value);
   }
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-N4: equal keys get equal scores wherever they stand, for any number of threads", T, float, double) {
+DOCTEST_TEST_CASE_TEMPLATE("P-N4: equal keys get equal scores wherever they stand, for any number of threads", T,
+                           float, double) {
   random_numbers random(71);
   std::vector<T> key, query;
   for (int c = 0; c < 19; ++c) key.push_back(T(random.normal())), query.push_back(T(random.normal()));
@@ -117,9 +122,10 @@ DOCTEST_TEST_CASE("P-S3: a window of three keys counts the query itself") {
 DOCTEST_TEST_CASE("P-C5: decoding goes on rightly when the window's cache is full") {
   using M = attention<selectors::window>;
   numbers const tokens{0, 1, 2, 3, 4, 5, 6};
-  for (auto const& [window, expected] :
-       {std::pair(index_t(3), numbers{0, 0.7310585786, 1.5752103826, 2.5752103826, 3.5752103826, 4.5752103826, 5.5752103826}),
-        std::pair(index_t(4), numbers{0, .7310585786, 1.5752103826, 2.4926527346, 3.4926527346, 4.4926527346, 5.4926527346})})
+  for (auto const& [window, expected] : {std::pair(index_t(3), numbers{0, 0.7310585786, 1.5752103826, 2.5752103826,
+                                                                       3.5752103826, 4.5752103826, 5.5752103826}),
+                                         std::pair(index_t(4), numbers{0, .7310585786, 1.5752103826, 2.4926527346,
+                                                                       3.4926527346, 4.4926527346, 5.4926527346})})
     for (index_t prompt = 1; prompt <= 7; ++prompt) {
       auto s = one_head(sequences::batch(1, 7), 1, 1);
       s.select.window = window;
@@ -144,7 +150,8 @@ DOCTEST_TEST_CASE("P-S5: a cache counts what it stores") {
   DOCTEST_CHECK(attention<>::state<double>::elements(s) == 3 * 7 * (2 * 4 + 2 * 6));
   s.select.window = 4;
   DOCTEST_CHECK(attention<selectors::window>::state<double>::elements(s) == 3 * 3 * (2 * 4 + 2 * 6));
-  DOCTEST_CHECK(attention<selectors::softmax, gates::mamba2>::state<double>::elements(s) == 3 * 7 * (2 * 4 + 2 * 6 + 2));
+  DOCTEST_CHECK(attention<selectors::softmax, gates::mamba2>::state<double>::elements(s) ==
+                3 * 7 * (2 * 4 + 2 * 6 + 2));
 }
 
 DOCTEST_TEST_CASE("a cache that is too small is refused by name, with both sizes") {
@@ -156,7 +163,8 @@ DOCTEST_TEST_CASE("a cache that is too small is refused by name, with both sizes
                                doctest::Contains("needs room for 5 tokens, the state holds 4"), shape_error);
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("scores near and beyond the range of exp leave softmax finite, forward and backward", T, float, double) {
+DOCTEST_TEST_CASE_TEMPLATE("scores near and beyond the range of exp leave softmax finite, forward and backward", T,
+                           float, double) {
   for (double size : {1e3, 1e6}) {
     auto const s = one_head(sequences::batch(1, 70), 3, 2);
     auto x = random_mixer_numbers<attention<>>(s, 73);

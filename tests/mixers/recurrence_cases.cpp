@@ -32,7 +32,8 @@ mixer_shape one_head(sequences seq, index_t keys, index_t values, index_t chunk 
 }
 bool near(numbers const& a, numbers const& b, double tolerance = 1e-9) {
   bool good = a.size() == b.size();
-  for (std::size_t i = 0; good && i < a.size(); ++i) good = std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]));
+  for (std::size_t i = 0; good && i < a.size(); ++i)
+    good = std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]));
   return good;
 }
 numbers as_numbers(std::vector<float> const& x) { return {x.begin(), x.end()}; }
@@ -40,8 +41,12 @@ numbers as_numbers(std::vector<float> const& x) { return {x.begin(), x.end()}; }
 }  // namespace
 
 DOCTEST_TEST_CASE("P-N2: a tiny decay in a chunk leaves a gated recurrence finite and right, in float") {
-  mixer_numbers<float> const x{std::vector<float>(8, 1), std::vector<float>(8, 1), {1, 2, 3, 4},
-                               {-30, -0.1f, -30, -0.2f, -30, -0.3f, -30, -0.4f}, {}, {}};
+  mixer_numbers<float> const x{std::vector<float>(8, 1),
+                               std::vector<float>(8, 1),
+                               {1, 2, 3, 4},
+                               {-30, -0.1f, -30, -0.2f, -30, -0.3f, -30, -0.4f},
+                               {},
+                               {}};
   using M = recurrence<outer_product, channel_gate>;
   for (index_t chunk : {1, 2, 4, 64}) {
     auto const s = one_head(sequences::batch(1, 4), 2, 1, chunk);
@@ -60,7 +65,8 @@ DOCTEST_TEST_CASE("P-N2: a tiny decay in a chunk leaves a gated recurrence finit
 
 DOCTEST_TEST_CASE_TEMPLATE("P-C6: retention gives the same numbers in its parallel, chunked and recurrent form", M,
                            chunkwise<gates::constant>, sequential<gates::constant>,
-                           attention<selectors::linear, gates::constant>, sequential<token_gate>, chunkwise<token_gate>) {
+                           attention<selectors::linear, gates::constant>, sequential<token_gate>,
+                           chunkwise<token_gate>) {
   for (index_t chunk : {1, 2, 3, 5}) {
     auto const s = one_head(sequences::batch(1, 5), 1, 1, chunk);
     for (double gamma : {0.5, 0.9375}) {
@@ -73,8 +79,8 @@ DOCTEST_TEST_CASE_TEMPLATE("P-C6: retention gives the same numbers in its parall
   }
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-G3: the scale is in forward and backward", M, chunkwise<gates::none>, sequential<gates::none>,
-                           attention<selectors::linear>) {
+DOCTEST_TEST_CASE_TEMPLATE("P-G3: the scale is in forward and backward", M, chunkwise<gates::none>,
+                           sequential<gates::none>, attention<selectors::linear>) {
   auto s = one_head(sequences::batch(1, 2), 2, 2);
   s.scale = 0.5;
   mixer_numbers<double> const x{{1, 2, 3, -1}, {1, 0, 2, 1}, {1, 2, -1, 3}, {}, {}, {}};
@@ -104,9 +110,12 @@ DOCTEST_TEST_CASE("P-G2: the delta rule's beta has the right gradient") {
 DOCTEST_TEST_CASE("P-C2: the gated delta rule does not depend on how its sequence is cut") {
   using M = recurrence<delta_rule, token_gate>;
   auto s = one_head(sequences::batch(1, 5), 2, 2);
-  mixer_numbers<double> x{{1, 0, 0, 1, .6, .8, .8, .6, 0, 1}, {.6, .8, .8, -.6, 1, 0, 0, 1, .6, .8},
-                          {1, 2, 3, -1, 0, 1, 2, 2, -1, .5},  {1, .9, .5, .8, 1},
-                          {},                                 {1, .5, .5, 1, .25}};
+  mixer_numbers<double> x{{1, 0, 0, 1, .6, .8, .8, .6, 0, 1},
+                          {.6, .8, .8, -.6, 1, 0, 0, 1, .6, .8},
+                          {1, 2, 3, -1, 0, 1, 2, 2, -1, .5},
+                          {1, .9, .5, .8, 1},
+                          {},
+                          {1, .5, .5, 1, .25}};
   for (auto& g : x.g) g = std::log(g);
   numbers const expected{.6, 1.2, -.18, 1.74, .189, 1.098, 1.4784, 1.6288, 1.43824, 1.71568};
   numbers const S{-0.07332, 0.32276, 1.43824, 1.71568};  // K x V
@@ -127,13 +136,14 @@ DOCTEST_TEST_CASE("P-C2: the gated delta rule does not depend on how its sequenc
     }
 }
 
-DOCTEST_TEST_CASE("the laws hold for a delta rule written by a user, with decays per head and per channel (P-C3, P-S2)") {
+DOCTEST_TEST_CASE(
+    "the laws hold for a delta rule written by a user, with decays per head and per channel (P-C3, P-S2)") {
   check_laws<recurrence<delta_rule, token_gate>>();
   check_laws<recurrence<delta_rule, channel_gate>>();
 }
 
-DOCTEST_TEST_CASE_TEMPLATE("P-G1: a scalar recurrence in both directions, any chunk, any length", M, chunkwise<token_gate>,
-                           sequential<token_gate>) {
+DOCTEST_TEST_CASE_TEMPLATE("P-G1: a scalar recurrence in both directions, any chunk, any length", M,
+                           chunkwise<token_gate>, sequential<token_gate>) {
   // h_t = a_t h_{t-1} + b_t with a in (0, 1]: decays are exponentials, so the case's negative a stays outside.
   for (index_t length : {1, 2, 3, 31, 32, 33, 1023, 1025})
     for (index_t chunk : {1, 7, 32, 64}) {

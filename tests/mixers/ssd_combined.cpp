@@ -4,7 +4,8 @@
 #include <seqmix/gates/mamba2.hpp>
 #include <seqmix/mixers/recurrence.hpp>
 
-// Mamba-2 without its projections: gate, recurrence, own-token skip and silu(z), against the published fused operation.
+// Mamba-2 without its projections: gate, recurrence, own-token skip and silu(z), against the published fused
+// operation.
 
 namespace {
 
@@ -52,15 +53,16 @@ void check_combined() {
   auto o = machine.forward(x);
   kernels::skip_forward(device::cpu{2}, view3<T const>(x.v.data(), rhv), D.data(), view3<T>(o.data(), rhv));
   std::vector<T> y(o.size()), rstd(o.size());
-  kernels::output_stage_forward(device::cpu{2}, stage, view2<T const>(o.data(), rc), view2<T const>(z.data(), rc), nullptr,
-                                view2<T>(y.data(), rc), rstd.data());
+  kernels::output_stage_forward(device::cpu{2}, stage, view2<T const>(o.data(), rc), view2<T const>(z.data(), rc),
+                                nullptr, view2<T>(y.data(), rc), rstd.data());
   check(y, c["o"]);
 
   auto const dy = numbers("cot_o");
   std::vector<T> d_o(o.size()), dz(o.size()), dD(std::size_t(H), T(0));
   with_planned_memory(2, [&](device::cpu dev, arena& ws) {
-    kernels::output_stage_backward(dev, stage, view2<T const>(o.data(), rc), view2<T const>(z.data(), rc), nullptr, rstd.data(),
-                                   view2<T const>(dy.data(), rc), view2<T>(d_o.data(), rc), view2<T>(dz.data(), rc), nullptr, ws);
+    kernels::output_stage_backward(dev, stage, view2<T const>(o.data(), rc), view2<T const>(z.data(), rc), nullptr,
+                                   rstd.data(), view2<T const>(dy.data(), rc), view2<T>(d_o.data(), rc),
+                                   view2<T>(dz.data(), rc), nullptr, ws);
   });
   auto d = machine.backward(x, d_o);
   with_planned_memory(2, [&](device::cpu dev, arena& ws) {

@@ -87,7 +87,8 @@ void check_blocks() {
       for (index_t h = 0; h < H; ++h)
         for (index_t c = 0; c < a.extent[2]; ++c) different += a(r, h, c) == b(r, h, c) ? 0 : 1;
   };
-  compare(inside.out, packed.out), compare(inside.dx.q_rhk, packed.dx.q_rhk), compare(inside.dx.k_rhk, packed.dx.k_rhk);
+  compare(inside.out, packed.out), compare(inside.dx.q_rhk, packed.dx.q_rhk),
+      compare(inside.dx.k_rhk, packed.dx.k_rhk);
   compare(inside.dx.v_rhv, packed.dx.v_rhv);
   DOCTEST_CHECK(different == 0);
   DOCTEST_CHECK(same_bits(inside.d.g, packed.d.g));
@@ -133,13 +134,16 @@ void check_refusals() {
 
 }  // namespace
 
-DOCTEST_TEST_CASE_TEMPLATE("P-S6: blocks of a wider row and a broadcast gradient give the bits of dense views", M, attention<>,
-                           attention<selectors::linear, gates::constant>, attention<selectors::top1_element<>>,
+DOCTEST_TEST_CASE_TEMPLATE("P-S6: blocks of a wider row and a broadcast gradient give the bits of dense views", M,
+                           attention<>, attention<selectors::linear, gates::constant>,
+                           attention<selectors::top1_element<>>,
                            recurrence<states::outer_product, gates::constant>) {
   check_blocks<M>();
 }
 
-DOCTEST_TEST_CASE("P-S6, P-U2: attention refuses views it cannot read, naming argument and sizes") { check_refusals<attention<>>(); }
+DOCTEST_TEST_CASE("P-S6, P-U2: attention refuses views it cannot read, naming argument and sizes") {
+  check_refusals<attention<>>();
+}
 
 DOCTEST_TEST_CASE("P-S6, P-U2: a recurrence refuses views it cannot read, naming argument and sizes") {
   check_refusals<recurrence<states::outer_product, gates::constant>>();
@@ -167,5 +171,6 @@ DOCTEST_TEST_CASE("P-U2: a cache of the wrong shape is refused, naming what is w
   other.key_dim = 4;
   mixer_memory<M, double> before(other), after(other);
   DOCTEST_CHECK_THROWS_WITH_AS((mixer_machine<M, double>(s).forward(x, &before)), Contains("key"), shape_error);
-  DOCTEST_CHECK_THROWS_WITH_AS((mixer_machine<M, double>(s).forward(x, nullptr, &after)), Contains("key"), shape_error);
+  DOCTEST_CHECK_THROWS_WITH_AS((mixer_machine<M, double>(s).forward(x, nullptr, &after)), Contains("key"),
+                               shape_error);
 }

@@ -7,7 +7,13 @@ using namespace seqmix;
 using namespace seqmix::testing;
 
 layer_options sizes() {
-  return {.heads = 4, .query_heads = 1, .key_heads = 1, .key_dim = 6, .value_dim = 8, .scale = 1.0, .recurrence_chunk = 4};
+  return {.heads = 4,
+          .query_heads = 1,
+          .key_heads = 1,
+          .key_dim = 6,
+          .value_dim = 8,
+          .scale = 1.0,
+          .recurrence_chunk = 4};
 }
 
 }  // namespace

@@ -8,7 +8,8 @@ using namespace seqmix::testing;
 
 layer_options sizes() { return {.heads = 2, .key_dim = 8, .value_dim = 16, .recurrence_chunk = 5}; }
 
-using linear_attention = layer<recurrence<states::outer_product, gates::none>, extras{.head_norm = output_norm::per_head}>;
+using linear_attention =
+    layer<recurrence<states::outer_product, gates::none>, extras{.head_norm = output_norm::per_head}>;
 
 }  // namespace
 

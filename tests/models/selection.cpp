@@ -9,7 +9,8 @@ using selectors::top1_gradient;
 using selectors::top1_output;
 
 auto const sizes = variants::attention_options(16, 4, 2, 3);
-using weighted = variants::attention_block<selectors::top1_element<top1_output::weighted, top1_gradient::selected_weight>>;
+using weighted =
+    variants::attention_block<selectors::top1_element<top1_output::weighted, top1_gradient::selected_weight>>;
 
 }  // namespace
 

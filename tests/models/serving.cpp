@@ -30,7 +30,8 @@ void check_ragged(typename Layer::options const& o, std::vector<index_t> const& 
   std::vector<std::int32_t> tokens;
   for (std::size_t n = 0; n < prompts.size(); ++n)
     tokens.insert(tokens.end(), m.tokens.begin() + totals[n], m.tokens.begin() + totals[n] + prompts[n]);
-  auto prefill = m.model.template make_memory<double>(device::cpu{2}, sequences::packed(offsets), {.capacity = capacity});
+  auto prefill =
+      m.model.template make_memory<double>(device::cpu{2}, sequences::packed(offsets), {.capacity = capacity});
   m.model.forward(prefill, m.parameters.data(), tokens.data(), &state, &state);
   for (std::size_t n = 0; n < prompts.size(); ++n)
     for (index_t t = 0; t < prompts[n]; ++t) compare(prefill.logits_rv.at(offsets[n] + t), totals[n] + t);
@@ -38,9 +39,11 @@ void check_ragged(typename Layer::options const& o, std::vector<index_t> const& 
   auto step = m.model.template make_memory<double>(device::cpu{2}, sequences::batch(N, 1), {.capacity = capacity});
   for (index_t t = 0; t < steps; ++t) {
     std::vector<std::int32_t> now;
-    for (std::size_t n = 0; n < prompts.size(); ++n) now.push_back(m.tokens[std::size_t(totals[n] + prompts[n] + t)]);
+    for (std::size_t n = 0; n < prompts.size(); ++n)
+      now.push_back(m.tokens[std::size_t(totals[n] + prompts[n] + t)]);
     m.model.forward(step, m.parameters.data(), now.data(), &state, &state);
-    for (std::size_t n = 0; n < prompts.size(); ++n) compare(step.logits_rv.at(index_t(n)), totals[n] + prompts[n] + t);
+    for (std::size_t n = 0; n < prompts.size(); ++n)
+      compare(step.logits_rv.at(index_t(n)), totals[n] + prompts[n] + t);
   }
   DOCTEST_CHECK(worst <= 1e-12);
 }
@@ -54,17 +57,24 @@ layer_options recurrent_sizes() { return {.heads = 2, .key_dim = 8, .value_dim =
 
 }  // namespace
 
-DOCTEST_TEST_CASE("prompts of different lengths, then steps, equal one pass: Transformer++ and a window (P-C4, P-C5)") {
+DOCTEST_TEST_CASE(
+    "prompts of different lengths, then steps, equal one pass: Transformer++ and a window (P-C4, P-C5)") {
   auto const sizes = variants::attention_options(16, 4, 2, 3);
   check_ragged<variants::transformer_pp>(sizes);
   check_ragged<variants::sliding_window>(sizes);
 }
 
-DOCTEST_TEST_CASE("prompts of different lengths, then steps, equal one pass: RetNet and Mamba-2 (P-C1, P-C4, P-S1)") {
+DOCTEST_TEST_CASE(
+    "prompts of different lengths, then steps, equal one pass: RetNet and Mamba-2 (P-C1, P-C4, P-S1)") {
   check_ragged<variants::retnet>(recurrent_sizes());
   check_ragged<variants::retnet>(recurrent_sizes(), {4000, 1}, 2);
-  check_ragged<variants::mamba2>(
-      {.heads = 4, .query_heads = 1, .key_heads = 1, .key_dim = 6, .value_dim = 8, .scale = 1.0, .recurrence_chunk = 4});
+  check_ragged<variants::mamba2>({.heads = 4,
+                                  .query_heads = 1,
+                                  .key_heads = 1,
+                                  .key_dim = 6,
+                                  .value_dim = 8,
+                                  .scale = 1.0,
+                                  .recurrence_chunk = 4});
 }
 
 DOCTEST_TEST_CASE("P-C1: the same steps from the same state give the same bits, and a cleared state starts again") {
@@ -103,8 +113,8 @@ DOCTEST_TEST_CASE("P-U2: a model names what it cannot use: tokens, labels, state
   DOCTEST_CHECK_THROWS_WITH_AS(m.model.forward(mem, m.parameters.data(), tokens.data()),
                                Contains("token 11 in row 2 is outside the vocabulary of 11"), value_error);
   m.model.forward(mem, m.parameters.data(), m.tokens.data());
-  DOCTEST_CHECK_THROWS_WITH_AS(m.model.loss(mem, labels.data(), 1.0), Contains("label 12 in row 3 is outside the vocabulary of 11"),
-                               value_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(m.model.loss(mem, labels.data(), 1.0),
+                               Contains("label 12 in row 3 is outside the vocabulary of 11"), value_error);
   auto two = m.model.make_state<double>(2, 8), short_one = m.model.make_state<double>(1, 5);
   DOCTEST_CHECK_THROWS_WITH_AS(m.model.forward(mem, m.parameters.data(), m.tokens.data(), &two, &two),
                                Contains("the state holds 2 sequences, the tokens are 1"), shape_error);
@@ -112,10 +122,13 @@ DOCTEST_TEST_CASE("P-U2: a model names what it cannot use: tokens, labels, state
                                Contains("the state was made for 5 tokens, the memory for 8"), shape_error);
   auto sizes = recurrent_sizes();
   sizes.key_heads = 3;
-  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::retnet>{sizes}, Contains("key_heads must divide heads = 2, got 3"), option_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::retnet>{sizes},
+                               Contains("key_heads must divide heads = 2, got 3"), option_error);
   sizes = recurrent_sizes();
   sizes.key_dim = 7;
-  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::retnet>{sizes}, Contains("rope needs an even key_dim, got 7"), option_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::retnet>{sizes}, Contains("rope needs an even key_dim, got 7"),
+                               option_error);
   auto window = variants::attention_options(16, 4, 2, 0);
-  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::sliding_window>{window}, Contains("must be at least 1, got 0"), option_error);
+  DOCTEST_CHECK_THROWS_WITH_AS(small_model<variants::sliding_window>{window}, Contains("must be at least 1, got 0"),
+                               option_error);
 }

@@ -1,16 +1,16 @@
 #include <doctest/doctest.h>
 
+#include "support/models.hpp"
 #include <seqmix/layers/projection.hpp>
 #include <seqmix/layers/swiglu.hpp>
-
-#include "support/models.hpp"
 
 using namespace seqmix;
 
 namespace {
 
-/// The first layer writes a projection of its input to the stream, later ones add the stream times a gain to theirs;
-/// all of them multiply by one shared matrix. What RWKV-7's first value and HGRN's bounds need, and nothing more.
+/// The first layer writes a projection of its input to the stream, later ones add the stream times a gain to
+/// theirs; all of them multiply by one shared matrix. What RWKV-7's first value and HGRN's bounds need, and nothing
+/// more.
 class echo {
  public:
   struct options {};

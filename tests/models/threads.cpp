@@ -30,6 +30,11 @@ void check_threads(typename Layer::options const& o) {
 DOCTEST_TEST_CASE("the thread count changes no bit of logits, loss and gradients") {
   check_threads<variants::transformer_pp>(variants::attention_options(16, 4, 2));
   check_threads<variants::top1_element>(variants::attention_options(16, 4, 2));
-  check_threads<variants::mamba2>(
-      {.heads = 4, .query_heads = 1, .key_heads = 1, .key_dim = 6, .value_dim = 8, .scale = 1.0, .recurrence_chunk = 16});
+  check_threads<variants::mamba2>({.heads = 4,
+                                   .query_heads = 1,
+                                   .key_heads = 1,
+                                   .key_dim = 6,
+                                   .value_dim = 8,
+                                   .scale = 1.0,
+                                   .recurrence_chunk = 16});
 }

@@ -32,7 +32,8 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
   r.choice.assign(size(R * s.heads), -7);
   r.lse.assign(size(R * s.heads), double(nan));
   view3<T> const o(r.o.data(), {R, s.heads, s.value_dim});
-  attention_record const record{view2<index_t>(r.choice.data(), {R, s.heads}), view2<double>(r.lse.data(), {R, s.heads})};
+  attention_record const record{view2<index_t>(r.choice.data(), {R, s.heads}),
+                                view2<double>(r.lse.data(), {R, s.heads})};
 
   auto const poisoned = [](index_t bytes) {
     buffer<std::byte> block(bytes);
@@ -57,8 +58,9 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
   if (!training) return r;
 
   std::vector<T> d_o(c.cot_o.begin(), c.cot_o.end());
-  std::vector<T> dq(size(a.q.size()), nan), dk(size(a.k.size()), nan), dv(size(a.v.size()), nan), dg(size(a.g.size()), nan),
-      past_k(size(a.past_k.size()), nan), past_v(size(a.past_v.size()), nan), past_g(size(a.past_g.size()), nan);
+  std::vector<T> dq(size(a.q.size()), nan), dk(size(a.k.size()), nan), dv(size(a.v.size()), nan),
+      dg(size(a.g.size()), nan), past_k(size(a.past_k.size()), nan), past_v(size(a.past_v.size()), nan),
+      past_g(size(a.past_g.size()), nan);
   attention_gradient<T> d;
   d.q_rhk = {dq.data(), a.in.q_rhk.extent};
   d.k_rhk = {dk.data(), a.in.k_rhk.extent};
@@ -88,16 +90,20 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
       for (index_t j = 0; j < s.key_dim; ++j)
         for (index_t h = 0; h < s.value_heads; ++h)
           for (index_t x = 0; x < s.value_dim; ++x)
-            r.gradient[s0][size(((n * s.value_heads + h) * s.key_dim + j) * s.value_dim + x)] = d.past_v_nlhv(n, j, h, x);
+            r.gradient[s0][size(((n * s.value_heads + h) * s.key_dim + j) * s.value_dim + x)] =
+                d.past_v_nlhv(n, j, h, x);
   }
   return r;
 }
 
-/// The list of tests/golden/README.md, "What needs more", for the fast kernels: the slopes' derivative is a sum over all
-/// pairs whose terms are some twenty times the result.
+/// The list of tests/golden/README.md, "What needs more", for the fast kernels: the slopes' derivative is a sum
+/// over all pairs whose terms are some twenty times the result.
 template <class T>
 double golden_allowance(golden_tensor const& t) {
-  return std::is_same_v<T, float> && t.case_name == "top1_element_weighted_sel_alibi_temp" && t.name == "grad_slopes" ? 2 : 1;
+  return std::is_same_v<T, float> && t.case_name == "top1_element_weighted_sel_alibi_temp" &&
+                 t.name == "grad_slopes"
+             ? 2
+             : 1;
 }
 
 /// Outputs, choices, log-sum-exps and gradients against the stored ones.
@@ -106,11 +112,12 @@ void check_against_golden(attention_case const& c, cpu_attention_result<T> const
   auto const o = compare(r.o.data(), *c.o);
   DOCTEST_CHECK_MESSAGE(o.good, o.text);
   if (!c.choice.empty()) DOCTEST_CHECK_MESSAGE(r.choice == c.choice, c.name, ": other choices");
-  bool const surrogate = c.selector.surrogate != selectors::top1_gradient::none || c.shape.knobs.hard_fraction < 1 ||
-                         c.selector.output == selectors::top1_output::weighted;
+  bool const surrogate = c.selector.surrogate != selectors::top1_gradient::none ||
+                         c.shape.knobs.hard_fraction < 1 || c.selector.output == selectors::top1_output::weighted;
   if (c.lse && surrogate) {  // without a softmax anywhere there is no log-sum-exp
     double worst = 0;
-    for (index_t i = 0; i < c.lse->size(); ++i) worst = std::max(worst, std::abs(r.lse[std::size_t(i)] - (*c.lse)[i]));
+    for (index_t i = 0; i < c.lse->size(); ++i)
+      worst = std::max(worst, std::abs(r.lse[std::size_t(i)] - (*c.lse)[i]));
     DOCTEST_CHECK_MESSAGE(worst <= golden_tolerance<T>(*c.lse), c.name, ": log-sum-exp off by ", worst);
   }
   for (std::size_t part = 0; part < attention_case::parts; ++part) {

@@ -12,7 +12,8 @@
 /// Whole layers against golden vectors, their weights loaded by published names.
 namespace seqmix::testing {
 
-/// `rows` rows of the published tensor from `published_row` on are those of ours from `row` on; rows 0: all of ours.
+/// `rows` rows of the published tensor from `published_row` on are those of ours from `row` on; rows 0: all of
+/// ours.
 struct weight_name {
   char const* published;
   index_t published_row;
@@ -25,8 +26,8 @@ template <class Layer, class T>
 class lone_layer {
  public:
   lone_layer(typename Layer::options const& o, index_t d_model, sequences seq)
-      : layer_(o, d_model, parameter_room(list_, "layer", {0, 1})), run_{device::cpu{2}, nullptr, seq}, d_model_(d_model),
-        parameters_(list_.size()), gradient_(list_.size()) {
+      : layer_(o, d_model, parameter_room(list_, "layer", {0, 1})), run_{device::cpu{2}, nullptr, seq},
+        d_model_(d_model), parameters_(list_.size()), gradient_(list_.size()) {
     run_.training = true;
     list_.initialise(1, parameters_.data());
   }
@@ -53,7 +54,9 @@ class lone_layer {
       f(run_, ws);
     };
     run_.parameters = parameters_.data();
-    planned([&](auto const& run, arena& ws) { layer_.forward(run, shaped(x.data()), shaped(y.data()), keep, nullptr, nullptr, ws); });
+    planned([&](auto const& run, arena& ws) {
+      layer_.forward(run, shaped(x.data()), shaped(y.data()), keep, nullptr, nullptr, ws);
+    });
     planned([&](auto const& run, arena& ws) {
       layer_.backward(run, shaped(x.data()), keep, shaped(dy.data()), shaped(dx.data()), nullptr, nullptr, nullptr,
                       gradient_.data(), ws);
@@ -79,7 +82,8 @@ class lone_layer {
 };
 
 template <class Layer, class T>
-void check_golden_layer(golden_case const& c, typename Layer::options const& o, std::vector<weight_name> const& names) {
+void check_golden_layer(golden_case const& c, typename Layer::options const& o,
+                        std::vector<weight_name> const& names) {
   DOCTEST_CAPTURE(c.name());
   DOCTEST_CAPTURE(Layer::name());
   auto const& x = c["x"];

@@ -11,8 +11,8 @@
 #include "random_numbers.hpp"
 #include <seqmix/concepts/mixer.hpp>
 
-/// Drives any mixer on the CPU and on the reference. All memory the library gets is planned by a dry run and filled with
-/// NaN before every call, so that nothing unwritten is ever read unseen.
+/// Drives any mixer on the CPU and on the reference. All memory the library gets is planned by a dry run and filled
+/// with NaN before every call, so that nothing unwritten is ever read unseen.
 namespace seqmix::testing {
 
 using cpu_device = device::cpu;
@@ -32,7 +32,8 @@ struct mixer_numbers {
     auto const convert = [&](std::vector<T> const& x, std::vector<U>& y) {
       for (auto const& e : x) y.push_back(f(e));
     };
-    convert(q, to.q), convert(k, to.k), convert(v, to.v), convert(g, to.g), convert(write, to.write), convert(beta, to.beta);
+    convert(q, to.q), convert(k, to.k), convert(v, to.v), convert(g, to.g), convert(write, to.write),
+        convert(beta, to.beta);
     return to;
   }
   template <class U>
@@ -74,9 +75,13 @@ mixer_input<T> input_of(mixer_shape const& s, mixer_numbers<T> const& x) {
 template <class M, class T>
 mixer_gradient<T> gradient_of(mixer_shape const& s, mixer_numbers<T>& x) {
   auto const in = input_of<M>(s, static_cast<mixer_numbers<T> const&>(x));
-  auto const open3 = [](view3<T const> v, std::vector<T>& to) { return view3<T>(v ? to.data() : nullptr, v.extent, v.stride); };
-  auto const open2 = [](view2<T const> v, std::vector<T>& to) { return view2<T>(v ? to.data() : nullptr, v.extent, v.stride); };
-  return {open3(in.q_rhk, x.q), open3(in.k_rhk, x.k),         open3(in.v_rhv, x.v),
+  auto const open3 = [](view3<T const> v, std::vector<T>& to) {
+    return view3<T>(v ? to.data() : nullptr, v.extent, v.stride);
+  };
+  auto const open2 = [](view2<T const> v, std::vector<T>& to) {
+    return view2<T>(v ? to.data() : nullptr, v.extent, v.stride);
+  };
+  return {open3(in.q_rhk, x.q), open3(in.k_rhk, x.k),        open3(in.v_rhv, x.v),
           open3(in.g_rhk, x.g), open2(in.write_rh, x.write), open2(in.beta_rh, x.beta)};
 }
 
@@ -228,8 +233,8 @@ class mixer_machine {
 
 /// Outputs and, with `after`, the final state of the reference.
 template <class M, class T>
-std::vector<T> reference_mixer(mixer_shape const& s, mixer_numbers<T> const& x, mixer_memory<M, T> const* before = nullptr,
-                               mixer_memory<M, T>* after = nullptr) {
+std::vector<T> reference_mixer(mixer_shape const& s, mixer_numbers<T> const& x,
+                               mixer_memory<M, T> const* before = nullptr, mixer_memory<M, T>* after = nullptr) {
   index_t const R = s.seq.rows();
   std::vector<T> o(static_cast<std::size_t>(R * s.heads * s.value_dim));
   auto ws = arena::growing();
@@ -264,7 +269,8 @@ bool same_bits(mixer_numbers<T> const& a, mixer_numbers<T> const& b) {
 template <class T, class U>
 double relative_difference(mixer_numbers<T> const& a, mixer_numbers<U> const& b) {
   return std::max({relative_difference(a.q, b.q), relative_difference(a.k, b.k), relative_difference(a.v, b.v),
-                   relative_difference(a.g, b.g), relative_difference(a.write, b.write), relative_difference(a.beta, b.beta)});
+                   relative_difference(a.g, b.g), relative_difference(a.write, b.write),
+                   relative_difference(a.beta, b.beta)});
 }
 
 }  // namespace seqmix::testing

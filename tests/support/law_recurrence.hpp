@@ -23,8 +23,13 @@ struct recurrence_in_form : recurrence<State, Gate> {
   }
   template <class T>
   static recurrence_input<T> input(mixer_input<T> const& in, state<T> const* before) {
-    return {in.q_rhk,    in.k_rhk,   in.v_rhv, in.g_rhk,
-            in.write_rh, in.beta_rh, before ? view4<T const>(before->S_nhkv) : view4<T const>{}};
+    return {in.q_rhk,
+            in.k_rhk,
+            in.v_rhv,
+            in.g_rhk,
+            in.write_rh,
+            in.beta_rh,
+            before ? view4<T const>(before->S_nhkv) : view4<T const>{}};
   }
   template <class T>
   static void forward(device::cpu dev, mixer_shape const& s, mixer_input<T> const& in, view3<same<T>> o,
@@ -35,7 +40,8 @@ struct recurrence_in_form : recurrence<State, Gate> {
   template <class T>
   static void backward(device::cpu dev, mixer_shape const& s, mixer_input<T> const& in, view3<same<T> const>,
                        saved<same<T>> const& keep, view3<same<T> const> d_o, state<same<T>> const* before,
-                       state<same<T>> const* d_after, mixer_gradient<same<T>> const& d, state<same<T>>* d_before, arena& ws) {
+                       state<same<T>> const* d_after, mixer_gradient<same<T>> const& d, state<same<T>>* d_before,
+                       arena& ws) {
     kernels::recurrence_backward<Form, State>(
         dev, shape(s), input<T>(in, before), keep.kernel, d_o, d_after ? d_after->S_nhkv : view4<T>{},
         recurrence_gradient<T>{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk, d.write_rh, d.beta_rh,
@@ -65,8 +71,8 @@ mixer_outcome<T> outcome_of(mixer_shape const& s, mixer_numbers<T> const& x) {
 }
 template <class T>
 double relative_difference(mixer_outcome<T> const& a, mixer_outcome<T> const& b) {
-  return std::max({relative_difference(a.o, b.o), relative_difference(a.state, b.state), relative_difference(a.d, b.d),
-                   relative_difference(a.d_state, b.d_state)});
+  return std::max({relative_difference(a.o, b.o), relative_difference(a.state, b.state),
+                   relative_difference(a.d, b.d), relative_difference(a.d_state, b.d_state)});
 }
 
 /// Log-decays drawn from nothing, hardly any, strong, and all the way to the bound, mixed.

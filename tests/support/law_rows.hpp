@@ -45,10 +45,11 @@ void with_planned_memory(int threads, F const& f) {
   f(device::cpu{threads}, ws);
 }
 
-/// forward(inputs of duals) is the reference; backward(cotangent) gives one derivative array per input. Both must agree
-/// along five random directions.
+/// forward(inputs of duals) is the reference; backward(cotangent) gives one derivative array per input. Both must
+/// agree along five random directions.
 template <class Forward, class Backward>
-void check_pullback(arrays<double> const& inputs, Forward const& forward, Backward const& backward, double tolerance = 1e-12) {
+void check_pullback(arrays<double> const& inputs, Forward const& forward, Backward const& backward,
+                    double tolerance = 1e-12) {
   using number = dual<double, 1>;
   random_numbers random(97);
   for (int direction = 0; direction < 5; ++direction) {
@@ -73,8 +74,8 @@ void check_pullback(arrays<double> const& inputs, Forward const& forward, Backwa
       DOCTEST_REQUIRE(d[i].size() == slopes[i].size());
       for (std::size_t j = 0; j < d[i].size(); ++j) got += d[i][j] * slopes[i][j];
     }
-    DOCTEST_CHECK_MESSAGE(std::abs(got - expected) <= tolerance * absolute, "direction ", direction, ": backward gives ", got,
-                          ", the reference ", expected);
+    DOCTEST_CHECK_MESSAGE(std::abs(got - expected) <= tolerance * absolute, "direction ", direction,
+                          ": backward gives ", got, ", the reference ", expected);
   }
 }
 

@@ -5,8 +5,8 @@
 
 #include "law_mixer.hpp"
 
-/// The laws of a mixer, for any mixer: `check_laws<my_mixer>(law_shape<my_mixer>(...))` checks a user's own policy with
-/// the library's own suite.
+/// The laws of a mixer, for any mixer: `check_laws<my_mixer>(law_shape<my_mixer>(...))` checks a user's own policy
+/// with the library's own suite.
 namespace seqmix::testing {
 
 /// Sizes that share heads wherever the mixer can, with odd widths.
@@ -45,8 +45,10 @@ template <class M, class T>
 void append_rows(mixer_numbers<T>& to, mixer_numbers<T> const& x) {
   auto const add = [](std::vector<T>& a, std::vector<T> const& b) { a.insert(a.end(), b.begin(), b.end()); };
   add(to.q, x.q), add(to.k, x.k), add(to.v, x.v), add(to.write, x.write), add(to.beta, x.beta);
-  if (!mixer_needs<M>::constant) add(to.g, x.g);
-  else to.g = x.g;
+  if (!mixer_needs<M>::constant)
+    add(to.g, x.g);
+  else
+    to.g = x.g;
 }
 template <class T>
 std::vector<T> rows_of(std::vector<T> const& x, index_t width, index_t begin, index_t count) {
@@ -78,15 +80,15 @@ void check_causality(mixer_shape const& s) {
     append_rows<M>(changed, rows_of<M>(s, other, t, R - t));
     if (mixer_needs<M>::constant) changed.g = x.g;
     auto const after = mixer_machine<M, T>(s).forward(changed.template as<T>());
-    DOCTEST_CHECK_MESSAGE(same_bits(rows_of(before, width, 0, t), rows_of(after, width, 0, t)), "changing token ", t,
-                          " changed an earlier output");
+    DOCTEST_CHECK_MESSAGE(same_bits(rows_of(before, width, 0, t), rows_of(after, width, 0, t)), "changing token ",
+                          t, " changed an earlier output");
     felt += same_bits(rows_of(before, width, t, 1), rows_of(after, width, t, 1)) ? 0 : 1;
   }
   DOCTEST_CHECK_MESSAGE(felt > 1, "tokens have no influence on their own outputs");
 }
 
-/// However sequences are cut into pieces, with the state carried from piece to piece and its derivative handed back,
-/// outputs, final state and gradients are those of one pass.
+/// However sequences are cut into pieces, with the state carried from piece to piece and its derivative handed
+/// back, outputs, final state and gradients are those of one pass.
 template <class M, class T>
 void check_cut(mixer_shape const& whole, std::vector<index_t> const& pieces, double tolerance) {
   DOCTEST_CAPTURE(M::name());
@@ -141,7 +143,8 @@ void check_cut(mixer_shape const& whole, std::vector<index_t> const& pieces, dou
     auto const scatter = [&](std::vector<T> const& from, std::vector<T>& to) {
       index_t const columns = index_t(to.size()) / (N * length);
       for (index_t n = 0; n < N; ++n)
-        std::copy_n(from.begin() + n * p.count * columns, p.count * columns, to.begin() + (n * length + p.begin) * columns);
+        std::copy_n(from.begin() + n * p.count * columns, p.count * columns,
+                    to.begin() + (n * length + p.begin) * columns);
     };
     scatter(part.q, joined_d.q), scatter(part.k, joined_d.k), scatter(part.v, joined_d.v);
     scatter(part.write, joined_d.write), scatter(part.beta, joined_d.beta);
@@ -154,7 +157,8 @@ void check_cut(mixer_shape const& whole, std::vector<index_t> const& pieces, dou
 /// The cuts of seven tokens, one sequence and two.
 template <class M, class T = double>
 void check_cuts(double tolerance = 1e-12) {
-  std::vector<std::vector<index_t>> const cuts{{7}, {1, 1, 1, 1, 1, 1, 1}, {3, 4}, {4, 3}, {2, 2, 3}, {1, 6}, {6, 1}, {0, 7}};
+  std::vector<std::vector<index_t>> const cuts{
+      {7}, {1, 1, 1, 1, 1, 1, 1}, {3, 4}, {4, 3}, {2, 2, 3}, {1, 6}, {6, 1}, {0, 7}};
   for (index_t batch : {1, 2})
     for (auto const& cut : cuts) {
       DOCTEST_CAPTURE(batch);
@@ -233,10 +237,11 @@ void check_threads() {
 /// The number type of the oracle: one direction at a time.
 using oracle = dual<double, 1>;
 
-/// Backward against dual numbers through the reference, in random directions over all inputs and the initial state, for a
-/// loss on the outputs and the final state; forward against the reference's values on the way.
+/// Backward against dual numbers through the reference, in random directions over all inputs and the initial state,
+/// for a loss on the outputs and the final state; forward against the reference's values on the way.
 template <class M>
-void check_gradients(mixer_shape const& s, mixer_numbers<double> const& x, int directions = 5, double tolerance = 1e-10) {
+void check_gradients(mixer_shape const& s, mixer_numbers<double> const& x, int directions = 5,
+                     double tolerance = 1e-10) {
   DOCTEST_CAPTURE(M::name());
   index_t const N = s.seq.count();
   random_numbers random(12);
@@ -265,8 +270,10 @@ void check_gradients(mixer_shape const& s, mixer_numbers<double> const& x, int d
       return y;
     };
     mixer_numbers<oracle> y;
-    auto const seed = [&](std::vector<double> const& value, std::vector<double> const& gradient, std::vector<oracle>& to) {
-      for (std::size_t i = 0; i < value.size(); ++i) to.push_back(tangent_of(value[i], random.normal(), gradient[i]));
+    auto const seed = [&](std::vector<double> const& value, std::vector<double> const& gradient,
+                          std::vector<oracle>& to) {
+      for (std::size_t i = 0; i < value.size(); ++i)
+        to.push_back(tangent_of(value[i], random.normal(), gradient[i]));
     };
     seed(x.q, d.q, y.q), seed(x.k, d.k, y.k), seed(x.v, d.v, y.v);
     seed(x.g, d.g, y.g), seed(x.write, d.write, y.write), seed(x.beta, d.beta, y.beta);
@@ -297,8 +304,8 @@ void check_gradients(mixer_shape const& s, mixer_numbers<double> const& x, int d
     }
     DOCTEST_CHECK(relative_difference(o, reference_o) <= 1e-12);
     DOCTEST_CHECK(relative_difference(after.numbers(), reference_state) <= 1e-12);
-    DOCTEST_CHECK_MESSAGE(std::abs(got - expected) <= tolerance * absolute, "direction ", direction, ": backward gives ", got,
-                          ", the reference ", expected, ", terms ", absolute);
+    DOCTEST_CHECK_MESSAGE(std::abs(got - expected) <= tolerance * absolute, "direction ", direction,
+                          ": backward gives ", got, ", the reference ", expected, ", terms ", absolute);
   }
 }
 
@@ -309,7 +316,8 @@ void check_laws() {
   check_causality<M, float>(law_shape<M>(sequences::batch(1, 150)));
   check_cuts<M>();
   check_cut<M, double>(law_shape<M>(sequences::batch(2, 80)), {1, 1, 70, 1, 7}, 1e-12);
-  for (auto const& offsets : {std::vector<index_t>{0, 2, 2, 5}, {0, 0, 5}, {0, 5, 5}, {0, 0}, {0, 70, 70, 139, 140}}) {
+  for (auto const& offsets :
+       {std::vector<index_t>{0, 2, 2, 5}, {0, 0, 5}, {0, 5, 5}, {0, 0}, {0, 70, 70, 139, 140}}) {
     check_packed<M, double>(offsets);
     check_packed<M, float>(offsets);
   }

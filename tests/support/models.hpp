@@ -8,8 +8,8 @@
 #include "random_numbers.hpp"
 #include <seqmix/models/language_model.hpp>
 
-/// Whole models under test: two layers of one kind, and the laws and gradient oracles on them. A user's own layer is
-/// checked the same way: `check_model_laws<my_layer>(options)`.
+/// Whole models under test: two layers of one kind, and the laws and gradient oracles on them. A user's own layer
+/// is checked the same way: `check_model_laws<my_layer>(options)`.
 namespace seqmix::testing {
 
 inline std::vector<index_t> const& model_offsets() {
@@ -31,7 +31,8 @@ struct small_model {
       : model(settings(o)), parameters(model.parameters().size()) {
     model.parameters().initialise(3, parameters.data());
     for (auto const& p : model.parameters().all())
-      for (index_t i = 0; p.weight_decay && i < p.size(); ++i) parameters[p.offset + i] *= T(p.layers > 0 && p.name.starts_with("layers") ? 8 : 1);
+      for (index_t i = 0; p.weight_decay && i < p.size(); ++i)
+        parameters[p.offset + i] *= T(p.layers > 0 && p.name.starts_with("layers") ? 8 : 1);
     random_numbers random(5);
     for (index_t r = 0; r < rows; ++r) {
       tokens.push_back(std::int32_t(random.below(vocabulary)));
@@ -48,7 +49,8 @@ struct small_model {
 };
 
 template <class T, class Model>
-std::vector<T> logits_of(Model& m, sequences seq, T const* parameters, std::int32_t const* tokens, int threads = 2) {
+std::vector<T> logits_of(Model& m, sequences seq, T const* parameters, std::int32_t const* tokens,
+                         int threads = 2) {
   auto mem = m.template make_memory<T>(device::cpu{threads}, seq, {});
   m.forward(mem, parameters, tokens);
   return {mem.logits_rv.data, mem.logits_rv.data + mem.logits_rv.size()};
@@ -73,8 +75,8 @@ model_gradient<T> gradient_of(small_model<Layer, T> const& m, sequences seq, int
   return g;
 }
 
-/// First oracle: forward on dual numbers gives the exact directional derivative of the surrogate; five random directions
-/// over all parameters, two layers, packed sequences with an empty one among them.
+/// First oracle: forward on dual numbers gives the exact directional derivative of the surrogate; five random
+/// directions over all parameters, two layers, packed sequences with an empty one among them.
 template <class Layer>
 void check_model_gradients(typename Layer::options const& o, double tolerance = 1e-10) {
   using number = dual<double, 1>;
@@ -100,8 +102,8 @@ void check_model_gradients(typename Layer::options const& o, double tolerance = 
     number loss;
     kernels::cross_entropy_forward(device::reference{}, view2<number const>(mem.logits_rv), m.labels.data(), &loss);
     DOCTEST_CHECK(std::abs(loss.value - g.loss) <= 1e-11 * g.loss);
-    DOCTEST_CHECK_MESSAGE(std::abs(loss.slope[0] - got) <= tolerance * absolute, "direction ", direction, ": backward gives ",
-                          got, ", dual numbers ", loss.slope[0], ", terms ", absolute);
+    DOCTEST_CHECK_MESSAGE(std::abs(loss.slope[0] - got) <= tolerance * absolute, "direction ", direction,
+                          ": backward gives ", got, ", dual numbers ", loss.slope[0], ", terms ", absolute);
   }
   // Every trained tensor is reached.
   for (auto const& q : m.model.parameters().all()) {
@@ -138,8 +140,8 @@ void check_model_difference(typename Layer::options const& o, double tolerance =
                         ", a central difference ", difference);
 }
 
-/// Training over chained pieces: with the state carried forward and its derivative handed back, the gradient is that of one
-/// pass over the whole.
+/// Training over chained pieces: with the state carried forward and its derivative handed back, the gradient is
+/// that of one pass over the whole.
 template <class Layer>
 void check_model_pieces(typename Layer::options const& o, std::vector<index_t> const& pieces) {
   DOCTEST_CAPTURE(Layer::name());
@@ -158,7 +160,9 @@ void check_model_pieces(typename Layer::options const& o, std::vector<index_t> c
   states.push_back(new_state());
   double loss = 0;
   for (index_t begin = 0; index_t count : pieces) {
-    piece p{m.model.template make_memory<double>(device::cpu{2}, sequences::batch(2, count), {.training = true, .capacity = length}), {}};
+    piece p{m.model.template make_memory<double>(device::cpu{2}, sequences::batch(2, count),
+                                                 {.training = true, .capacity = length}),
+            {}};
     std::vector<std::int32_t> labels;
     for (index_t n = 0; n < 2; ++n)
       for (index_t t = begin; t < begin + count; ++t) {
@@ -176,7 +180,8 @@ void check_model_pieces(typename Layer::options const& o, std::vector<index_t> c
   auto d_final = new_state();
   for (std::size_t i = done.size(); i-- > 0;) {
     auto d_initial = new_state();
-    m.model.backward(done[i].mem, m.parameters.data(), done[i].tokens.data(), d.data(), &states[i], &d_final, &d_initial);
+    m.model.backward(done[i].mem, m.parameters.data(), done[i].tokens.data(), d.data(), &states[i], &d_final,
+                     &d_initial);
     d_final = std::move(d_initial);
   }
   double most = 0, size = 0;
@@ -188,8 +193,8 @@ void check_model_pieces(typename Layer::options const& o, std::vector<index_t> c
   DOCTEST_CHECK_MESSAGE(most <= 1e-12 * size, pieces.size(), " pieces: gradient off by ", most, " of ", size);
 }
 
-/// The laws of a whole model: causality, steps and cuts with a carried state, packed sequences, exchanged sequences,
-/// threads. `exact` asks for equal bits where the arithmetic is the same.
+/// The laws of a whole model: causality, steps and cuts with a carried state, packed sequences, exchanged
+/// sequences, threads. `exact` asks for equal bits where the arithmetic is the same.
 template <class Layer, class T>
 void check_model_laws(typename Layer::options const& o) {
   DOCTEST_CAPTURE(Layer::name());
@@ -222,7 +227,8 @@ void check_model_laws(typename Layer::options const& o) {
       changed = m.tokens;
     }
   }
-  for (auto const& cut : std::vector<std::vector<index_t>>{{13}, std::vector<index_t>(13, 1), {3, 10}, {6, 7}, {0, 13}, {12, 1}}) {
+  for (auto const& cut :
+       std::vector<std::vector<index_t>>{{13}, std::vector<index_t>(13, 1), {3, 10}, {6, 7}, {0, 13}, {12, 1}}) {
     auto state = m.model.template make_state<T>(2, length);
     std::vector<T> joined(all.size());
     index_t begin = 0;
@@ -236,7 +242,8 @@ void check_model_laws(typename Layer::options const& o) {
         std::copy_n(mem.logits_rv.data + n * count * V, count * V, joined.begin() + (n * length + begin) * V);
       begin += count;
     }
-    DOCTEST_CHECK_MESSAGE(difference(joined, all) <= tolerance, cut.size(), " pieces, the first of ", cut[0], " tokens");
+    DOCTEST_CHECK_MESSAGE(difference(joined, all) <= tolerance, cut.size(), " pieces, the first of ", cut[0],
+                          " tokens");
     DOCTEST_CHECK(state.position == std::vector<index_t>{length, length});
   }
   {  // packed, with empty sequences, equals each alone
@@ -244,7 +251,8 @@ void check_model_laws(typename Layer::options const& o) {
     auto const packed = logits_of(m.model, sequences::packed(offsets), m.parameters.data(), m.tokens.data());
     for (std::size_t n = 0; n + 1 < offsets.size(); ++n) {
       index_t const count = offsets[n + 1] - offsets[n];
-      auto const alone = logits_of(m.model, sequences::batch(1, count), m.parameters.data(), m.tokens.data() + offsets[n]);
+      auto const alone =
+          logits_of(m.model, sequences::batch(1, count), m.parameters.data(), m.tokens.data() + offsets[n]);
       if (count > 0) DOCTEST_CHECK(difference(alone, rows(packed, offsets[n], count)) <= tolerance);
     }
   }
@@ -256,7 +264,8 @@ void check_model_laws(typename Layer::options const& o) {
     DOCTEST_CHECK(difference(rows(now, length, length), rows(all, 0, length)) <= tolerance);
   }
   if constexpr (std::is_same_v<T, double>)
-    for (auto const& pieces : std::vector<std::vector<index_t>>{{7, 6}, {1, 0, 3, 9}}) check_model_pieces<Layer>(o, pieces);
+    for (auto const& pieces : std::vector<std::vector<index_t>>{{7, 6}, {1, 0, 3, 9}})
+      check_model_pieces<Layer>(o, pieces);
   {  // threads: the same bits, logits and gradients
     auto const one = gradient_of(m, pair, 1);
     for (int threads : {2, 3}) {

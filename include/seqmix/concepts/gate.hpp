@@ -17,13 +17,13 @@ enum class feed { nothing, linear };
 
 /// The declared surrounding of a gate's formula.
 struct gate_spec {
-  axis raw = axis::head;       ///< on which axis one raw value lives
-  int raws = 0;                ///< how many raw values the formula takes: 0, 1 or 2
-  axis decay = axis::head;     ///< on which axis the decay lives
-  feed from = feed::nothing;   ///< what feeds the raw values
-  bool bias = false;           ///< whether that projection has a bias
-  bool decays = true;          ///< false: the log-decay is always 0 and costs nothing
-  bool writes = false;         ///< true: `gate_value::write` scales what is written
+  axis raw = axis::head;      ///< on which axis one raw value lives
+  int raws = 0;               ///< how many raw values the formula takes: 0, 1 or 2
+  axis decay = axis::head;    ///< on which axis the decay lives
+  feed from = feed::nothing;  ///< what feeds the raw values
+  bool bias = false;          ///< whether that projection has a bias
+  bool decays = true;         ///< false: the log-decay is always 0 and costs nothing
+  bool writes = false;        ///< true: `gate_value::write` scales what is written
   /// No raw values: the same decay at every token (RetNet, ALiBi).
   constexpr bool constant() const noexcept { return decays && raws == 0; }
 };
@@ -79,14 +79,16 @@ concept has_forward = has_forward_on<G, double> && has_forward_on<G, dual<double
 template <class G>
 concept has_noexcept_forward = noexcept(G::template forward<double>({}, {}));
 template <class G>
-concept has_initial = parameters<G> == 0 || requires(gate_element const& e) {
+concept has_initial = parameters<G>
+== 0 || requires(gate_element const& e) {
   { G::initial(std::size_t(0), e) } -> std::same_as<double>;
 };
 /// Optional: derivatives by hand, faster than dual numbers.
 template <class G, class T>
-concept has_pullback = requires(std::array<T, raws<G>> raw, std::array<T, parameters<G>> p, T d, std::array<T, raws<G>>& d_raw,
-                                std::array<T, parameters<G>>& d_p) {
-  { G::template pullback<T>(raw, p, d, d, d_raw, d_p) } noexcept -> std::same_as<void>;
+concept has_pullback = requires(std::array<T, raws<G>> raw, std::array<T, parameters<G>> p, T d,
+                                std::array<T, raws<G>>& d_raw, std::array<T, parameters<G>>& d_p) {
+  { G::template pullback<T>(raw, p, d, d, d_raw, d_p) }
+  noexcept->std::same_as<void>;
 };
 
 }  // namespace gate_detail
@@ -100,7 +102,7 @@ concept has_pullback = requires(std::array<T, raws<G>> raw, std::array<T, parame
 ///   `pullback<T>(raw, p, d_log_decay, d_write, d_raw, d_p)`  optional, writes d_raw and d_p
 template <class G>
 concept gate = gate_detail::has_name<G> && gate_detail::has_spec<G> && gate_detail::has_parameters<G> &&
-               gate_detail::has_forward<G> && gate_detail::has_noexcept_forward<G> && gate_detail::has_initial<G>;
+    gate_detail::has_forward<G> && gate_detail::has_noexcept_forward<G> && gate_detail::has_initial<G>;
 
 /// Prose for an author: `static_assert(seqmix::explain_gate<my_gate>());` says what to add.
 template <class G>
@@ -123,8 +125,9 @@ consteval bool explain_gate() {
 
 /// Derivatives of a gate's value: by its own pullback, or by running the formula on dual numbers.
 template <gate G, std::floating_point T>
-void gate_pullback(std::array<T, gate_detail::raws<G>> const& raw, std::array<T, gate_detail::parameters<G>> const& p,
-                   T d_log_decay, T d_write, std::array<T, gate_detail::raws<G>>& d_raw,
+void gate_pullback(std::array<T, gate_detail::raws<G>> const& raw,
+                   std::array<T, gate_detail::parameters<G>> const& p, T d_log_decay, T d_write,
+                   std::array<T, gate_detail::raws<G>>& d_raw,
                    std::array<T, gate_detail::parameters<G>>& d_p) noexcept {
   constexpr std::size_t nr = gate_detail::raws<G>, np = gate_detail::parameters<G>;
   if constexpr (gate_detail::has_pullback<G, T>) {

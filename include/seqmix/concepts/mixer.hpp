@@ -11,20 +11,22 @@
 
 namespace seqmix::inline v0 {
 
-/// Sizes and numbers of a mixer. H = `heads` is the number of states; queries, keys, values and gates each have a head
-/// count that divides H, index h / (H / count): grouped queries, grouped values and Mamba's groups are all of this kind.
+/// Sizes and numbers of a mixer. H = `heads` is the number of states; queries, keys, values and gates each have a
+/// head count that divides H, index h / (H / count): grouped queries, grouped values and Mamba's groups are all of
+/// this kind.
 struct mixer_shape {
   sequences seq{};
   index_t heads = 1, query_heads = 1, key_heads = 1, value_heads = 1, gate_heads = 1;
   index_t key_dim = 1, value_dim = 1;
-  double scale = 1.0;     ///< multiplies q.k
-  index_t chunk = 32;     ///< tokens a recurrence computes together; changes rounding only
-  index_t capacity = 0;   ///< tokens a `history` state can hold
+  double scale = 1.0;    ///< multiplies q.k
+  index_t chunk = 32;    ///< tokens a recurrence computes together; changes rounding only
+  index_t capacity = 0;  ///< tokens a `history` state can hold
   selection select{};
   selector_knobs knobs{};
 };
 
-/// What a mixer reads, rows R = batch x time or packed. g <= 0 are log-decays [R,Hg,1|K], row stride 0 when constant.
+/// What a mixer reads, rows R = batch x time or packed. g <= 0 are log-decays [R,Hg,1|K], row stride 0 when
+/// constant.
 template <class T>
 struct mixer_input {
   view3<T const> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
@@ -45,35 +47,37 @@ concept has_name = requires {
   { M::name() } -> std::convertible_to<std::string>;
 };
 template <class M>
-concept has_policies = state<typename M::state_type> && gate<typename M::gate_type> && selector<typename M::selector_type>;
+concept has_policies =
+    state<typename M::state_type> && gate<typename M::gate_type> && selector<typename M::selector_type>;
 template <class M, class T>
 concept has_state = requires(arena& a, mixer_shape const& s) {
   { M::template state<T>::carve(a, s) } -> std::same_as<typename M::template state<T>>;
   { M::template state<T>::elements(s) } -> std::same_as<index_t>;
 };
 template <class M, class Device, class T>
-concept has_forward_on =
-    requires(Device dev, mixer_shape const& s, mixer_input<T> const& in, view3<T> o,
-             typename M::template state<T> const* before, typename M::template state<T>* after, arena& a) {
-      { M::forward(dev, s, in, o, before, after, nullptr, a) } -> std::same_as<void>;
-    };
+concept has_forward_on = requires(Device dev, mixer_shape const& s, mixer_input<T> const& in, view3<T> o,
+                                  typename M::template state<T> const* before, typename M::template state<T>* after,
+                                  arena& a) {
+  { M::forward(dev, s, in, o, before, after, nullptr, a) } -> std::same_as<void>;
+};
 template <class M, class Device, class T>
-concept has_backward_on =
-    requires(Device dev, mixer_shape const& s, mixer_input<T> const& in, view3<T const> o, mixer_gradient<T> const& d,
-             typename M::template saved<T> const& saved, typename M::template state<T> const* before,
-             typename M::template state<T>* d_before, arena& a) {
-      { M::backward(dev, s, in, o, saved, o, before, before, d, d_before, a) } -> std::same_as<void>;
-    };
+concept has_backward_on = requires(Device dev, mixer_shape const& s, mixer_input<T> const& in, view3<T const> o,
+                                   mixer_gradient<T> const& d, typename M::template saved<T> const& saved,
+                                   typename M::template state<T> const* before,
+                                   typename M::template state<T>* d_before, arena& a) {
+  { M::backward(dev, s, in, o, saved, o, before, before, d, d_before, a) } -> std::same_as<void>;
+};
 }  // namespace mixer_detail
 
-/// How is it computed over a sequence? A stateless type with `name()`, its three policies, `state<T>`, `saved<T>` and
-/// `forward`, `backward` on views; no allocation, no virtual call.
+/// How is it computed over a sequence? A stateless type with `name()`, its three policies, `state<T>`, `saved<T>`
+/// and `forward`, `backward` on views; no allocation, no virtual call.
 template <class M>
-concept mixer_type = mixer_detail::has_name<M> && mixer_detail::has_policies<M> && mixer_detail::has_state<M, float> &&
-                     mixer_detail::has_forward_on<M, device::reference, dual<double, 1>>;
+concept mixer_type = mixer_detail::has_name<M> && mixer_detail::has_policies<M> &&
+    mixer_detail::has_state<M, float> && mixer_detail::has_forward_on<M, device::reference, dual<double, 1>>;
 
 /// A mixer that has kernels for a device.
 template <class M, class Device, class T = float>
-concept mixer_on = mixer_type<M> && mixer_detail::has_forward_on<M, Device, T> && mixer_detail::has_backward_on<M, Device, T>;
+concept mixer_on =
+    mixer_type<M> && mixer_detail::has_forward_on<M, Device, T> && mixer_detail::has_backward_on<M, Device, T>;
 
 }  // namespace seqmix::inline v0

@@ -108,7 +108,8 @@ concept has_which_spec = requires {
 };
 template <class W>
 concept has_blocks = requires(index_t query, index_t choice, selection const& s) {
-  { W::blocks(query, choice, s) } noexcept -> std::same_as<key_ranges>;
+  { W::blocks(query, choice, s) }
+  noexcept->std::same_as<key_ranges>;
 };
 template <class H>
 concept has_how_spec = requires {
@@ -117,30 +118,36 @@ concept has_how_spec = requires {
 /// The definition, on a whole row, for any scalar.
 template <class H, class T>
 concept has_weights_on = requires(T const* in, index_t n, selector_knobs const& k, T* out) {
-  { H::template weights<T>(in, in, n, k, out, out) } noexcept -> std::same_as<void>;
+  { H::template weights<T>(in, in, n, k, out, out) }
+  noexcept->std::same_as<void>;
 };
 template <class H>
 concept has_weights = has_weights_on<H, double> && has_weights_on<H, dual<double, 1>>;
 /// The same in one pass over tiles of keys: what the fast kernels run.
 template <class H>
-concept has_absorb = requires(typename H::template row<double>& row, double* score, double const* forward, index_t n) {
-  { H::template absorb<portable_isa>(row, score, forward, n, n, true) } noexcept -> std::same_as<double>;
+concept has_absorb = requires(typename H::template row<double>& row, double* score, double const* forward,
+                              index_t n) {
+  { H::template absorb<portable_isa>(row, score, forward, n, n, true) }
+  noexcept->std::same_as<double>;
 };
 template <class H>
 concept has_soft = requires(selector_knobs const& k) {
-  { H::soft(k, true) } noexcept -> std::same_as<bool>;
+  { H::soft(k, true) }
+  noexcept->std::same_as<bool>;
 };
 template <class H>
-concept has_finish = requires(typename H::template row<double> const& row, typename H::template saved<double>& saved,
-                              selector_knobs const& k) {
-  { H::finish(row, k, saved) } noexcept -> std::same_as<how_output<double>>;
+concept has_finish = requires(typename H::template row<double> const& row,
+                              typename H::template saved<double>& saved, selector_knobs const& k) {
+  { H::finish(row, k, saved) }
+  noexcept->std::same_as<how_output<double>>;
 };
 template <class H>
-concept has_pullback =
-    requires(typename H::template saved<double> const& saved, row_gradient<double> const& g, double* score,
-             double const* gv, double* d_score, index_t n, selector_knobs const& k) {
-      { H::template pullback<portable_isa>(saved, g, score, gv, d_score, n, n, k) } noexcept -> std::same_as<void>;
-    };
+concept has_pullback = requires(typename H::template saved<double> const& saved, row_gradient<double> const& g,
+                                double* score, double const* gv, double* d_score, index_t n,
+                                selector_knobs const& k) {
+  { H::template pullback<portable_isa>(saved, g, score, gv, d_score, n, n, k) }
+  noexcept->std::same_as<void>;
+};
 }  // namespace selector_detail
 
 /// Which of the keys are visible? A stateless type with
@@ -148,29 +155,34 @@ concept has_pullback =
 ///   `blocks(query, choice, selection)`  noexcept, the visible ranges of a query counted from the sequence's start
 /// Chunk scores of routed selectors belong to the library; they are named in `spec`.
 template <class W>
-concept which = selector_detail::has_name<W> && selector_detail::has_which_spec<W> && selector_detail::has_blocks<W>;
+concept which =
+    selector_detail::has_name<W> && selector_detail::has_which_spec<W> && selector_detail::has_blocks<W>;
 
 /// How do scores become weights? A stateless type with
 ///   `name`, `spec`  how_spec
 ///   `weights(raw, bias, n, knobs, on_values, on_stopped)`  the definition on one row, for any scalar: the oracle
 ///   `row<T>`        what is carried from tile to tile of one query; `row<T>{}` is the start
-///   `absorb<Isa>(row, score, forward, n, first_key, soft)`  turns n scores (a multiple of the vector length; -inf where
-///                   invisible) into weights in place, returns the factor for what was accumulated before; `forward`
-///                   are the scores at the forward temperature where they differ, else nullptr
+///   `absorb<Isa>(row, score, forward, n, first_key, soft)`  turns n scores (a multiple of the vector length; -inf
+///   where
+///                   invisible) into weights in place, returns the factor for what was accumulated before;
+///                   `forward` are the scores at the forward temperature where they differ, else nullptr
 ///   `finish(row, knobs, saved)`  the output's factors, and what backward needs
-///   `pullback<Isa>(saved, row_gradient, score, gv, d_score, n, first_key, knobs)`  from g.v per key to d_score; scores
+///   `pullback<Isa>(saved, row_gradient, score, gv, d_score, n, first_key, knobs)`  from g.v per key to d_score;
+///   scores
 ///                   become the weights on dv in place
 ///   `soft(knobs, training)`  whether values have to be accumulated at all
 template <class H>
 concept how = selector_detail::has_name<H> && selector_detail::has_how_spec<H> && selector_detail::has_weights<H> &&
-              selector_detail::has_soft<H> && selector_detail::has_absorb<H> && selector_detail::has_finish<H> && selector_detail::has_pullback<H>;
+    selector_detail::has_soft<H> && selector_detail::has_absorb<H> && selector_detail::has_finish<H> &&
+    selector_detail::has_pullback<H>;
 
 /// Which of it is read, with what weights?
 template <class Which, class How>
 struct select {
   static_assert(which<Which>, "seqmix selector: the first half must satisfy seqmix::which (name, spec, blocks)");
-  static_assert(how<How>,
-                "seqmix selector: the second half must satisfy seqmix::how (name, spec, weights, absorb, finish, pullback)");
+  static_assert(
+      how<How>,
+      "seqmix selector: the second half must satisfy seqmix::how (name, spec, weights, absorb, finish, pullback)");
   static_assert(!(Which::spec.routed && (How::spec.hard || How::spec.multiplies_decay)),
                 "seqmix pairing: a chosen chunk is read by softmax; take softmax, or top1 over all keys");
   using which_type = Which;

@@ -20,8 +20,8 @@ struct state_spec {
   bool reads_beta = false;  ///< the update takes a strength beta per head and token
 };
 
-/// What one token offers to one head: its key [K], the factors e^g [K] (one number repeated for a per-head gate), the
-/// gate's write scale and the strength beta.
+/// What one token offers to one head: its key [K], the factors e^g [K] (one number repeated for a per-head gate),
+/// the gate's write scale and the strength beta.
 template <class T>
 struct state_token {
   T const* key;
@@ -54,14 +54,16 @@ concept has_spec = requires {
 };
 template <class S, class T>
 concept has_coefficients_on = requires(state_token<T> const& token, state_update<T> const& out) {
-  { S::template coefficients<T>(token, out) } noexcept -> std::same_as<void>;
+  { S::template coefficients<T>(token, out) }
+  noexcept->std::same_as<void>;
 };
 template <class S>
 concept has_coefficients = has_coefficients_on<S, double> && has_coefficients_on<S, dual<double, 1>>;
 template <class S>
 concept has_pullback = requires(state_token<double> const& token, state_update<double const> const& d,
                                 state_token_gradient<double>& out) {
-  { S::template pullback<double>(token, d, out) } noexcept -> std::same_as<void>;
+  { S::template pullback<double>(token, d, out) }
+  noexcept->std::same_as<void>;
 };
 }  // namespace state_detail
 
@@ -70,6 +72,6 @@ concept has_pullback = requires(state_token<double> const& token, state_update<d
 ///   `pullback(token, d_update, d_token)`  noexcept, adds to the derivatives of the token
 template <class S>
 concept state = state_detail::has_name<S> && state_detail::has_spec<S> &&
-                (S::spec.kind == state_kind::history || (state_detail::has_coefficients<S> && state_detail::has_pullback<S>));
+    (S::spec.kind == state_kind::history || (state_detail::has_coefficients<S> && state_detail::has_pullback<S>));
 
 }  // namespace seqmix::inline v0

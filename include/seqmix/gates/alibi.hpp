@@ -4,9 +4,9 @@
 
 namespace seqmix::inline v0::gates {
 
-/// ALiBi's fixed slope per head, log-decay -m_h a token: m_h = 2^(-8(h+1)/H) when H is a power of two, else the slopes
-/// of the power of two below H followed by every second slope of twice that. Source: Press, Smith, Lewis, "Train Short,
-/// Test Long" (arXiv 2108.12409), section 3; the rule for other H from its authors' code.
+/// ALiBi's fixed slope per head, log-decay -m_h a token: m_h = 2^(-8(h+1)/H) when H is a power of two, else the
+/// slopes of the power of two below H followed by every second slope of twice that. Source: Press, Smith, Lewis,
+/// "Train Short, Test Long" (arXiv 2108.12409), section 3; the rule for other H from its authors' code.
 struct alibi {
   static constexpr std::string_view name = "alibi";
   static constexpr gate_spec spec{};

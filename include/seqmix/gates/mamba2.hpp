@@ -6,10 +6,10 @@
 
 namespace seqmix::inline v0::gates {
 
-/// Mamba-2's gate per head and token: step Delta = softplus(raw + dt_bias), log-decay -e^A_log Delta, write scale Delta.
-/// Formed as one exponential of a sum, so that a huge A_log and a tiny Delta never meet as inf * 0.
-/// Source: Dao, Gu, "Transformers are SSMs" (arXiv 2405.21060), section 7; initialisation of its code: A ~ U(1,16),
-/// Delta log-uniform in [1e-3, 1e-1], at least 1e-4. No weight decay on either parameter.
+/// Mamba-2's gate per head and token: step Delta = softplus(raw + dt_bias), log-decay -e^A_log Delta, write scale
+/// Delta. Formed as one exponential of a sum, so that a huge A_log and a tiny Delta never meet as inf * 0. Source:
+/// Dao, Gu, "Transformers are SSMs" (arXiv 2405.21060), section 7; initialisation of its code: A ~ U(1,16), Delta
+/// log-uniform in [1e-3, 1e-1], at least 1e-4. No weight decay on either parameter.
 struct mamba2 {
   static constexpr std::string_view name = "mamba2";
   static constexpr gate_spec spec{.raws = 1, .from = feed::linear, .writes = true};

@@ -7,8 +7,8 @@
 
 namespace seqmix::inline v0 {
 
-/// Sizes and numbers of one attention over packed or batched rows. Query head h reads key head h / (heads / key_heads),
-/// and so on for values and gates.
+/// Sizes and numbers of one attention over packed or batched rows. Query head h reads key head h / (heads /
+/// key_heads), and so on for values and gates.
 struct attention_shape {
   sequences seq{};
   index_t heads = 1, key_heads = 1, value_heads = 1, gate_heads = 1;
@@ -25,7 +25,7 @@ struct attention_input {
   view3<T const> q_rhk{}, k_rhk{}, v_rhv{};
   view3<T const> g_rhk{};
   view4<T const> past_k_nlhk{}, past_v_nlhv{}, past_g_nlhk{};  ///< capacity on axis L; the oldest token first
-  index_t const* past_length = nullptr;                   ///< [N] tokens held, nullptr: none
+  index_t const* past_length = nullptr;                        ///< [N] tokens held, nullptr: none
 
   index_t past(index_t n) const noexcept { return past_length ? past_length[n] : 0; }
 };
@@ -40,7 +40,7 @@ struct attention_gradient {
 /// What a test or a probe may look at; every view may be empty.
 struct attention_record {
   view2<index_t> choice_rh{};  ///< the selected key or chunk, counted inside its sequence; -1: none
-  view2<double> lse_rh{};     ///< log-sum-exp over the visible keys at the (backward) temperature
+  view2<double> lse_rh{};      ///< log-sum-exp over the visible keys at the (backward) temperature
 };
 
 namespace detail {
@@ -51,13 +51,15 @@ inline void expect_dividing_heads(char const* what, index_t count, index_t heads
 }
 inline void expect_at_least_one(char const* what, index_t count) {
   if (count >= 1) return;
-  throw value_error(std::string("seqmix: attention: ") + what + " must be at least 1, got " + std::to_string(count));
+  throw value_error(std::string("seqmix: attention: ") + what + " must be at least 1, got " +
+                    std::to_string(count));
 }
 }  // namespace detail
 
 /// Checks the sizes and numbers that a selector of this kind reads; every attention kernel calls it first.
-/// Throws shape_error for head counts that do not divide the query heads, value_error for a window or chunk below 1, a
-/// temperature that is not above 0, a hard fraction outside [0, 1] and a shared choice of a selector that routes nothing.
+/// Throws shape_error for head counts that do not divide the query heads, value_error for a window or chunk below
+/// 1, a temperature that is not above 0, a hard fraction outside [0, 1] and a shared choice of a selector that
+/// routes nothing.
 inline void validate(attention_shape const& s, which_spec const& which) {
   detail::expect_dividing_heads("key_heads", s.key_heads, s.heads);
   detail::expect_dividing_heads("value_heads", s.value_heads, s.heads);
@@ -67,13 +69,15 @@ inline void validate(attention_shape const& s, which_spec const& which) {
   if (!(s.knobs.temperature > 0.0))
     throw value_error("seqmix: attention: temperature must be above 0, got " + std::to_string(s.knobs.temperature));
   if (!(s.knobs.forward_temperature >= 0.0))
-    throw value_error("seqmix: attention: forward_temperature must be above 0, or 0 for the same as temperature, got " +
-                      std::to_string(s.knobs.forward_temperature));
+    throw value_error(
+        "seqmix: attention: forward_temperature must be above 0, or 0 for the same as temperature, got " +
+        std::to_string(s.knobs.forward_temperature));
   if (!(s.knobs.hard_fraction >= 0.0 && s.knobs.hard_fraction <= 1.0))
     throw value_error("seqmix: attention: hard_fraction must lie in [0, 1], got " +
                       std::to_string(s.knobs.hard_fraction));
   if (s.select.shared_choice && !which.routed)
-    throw value_error("seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
+    throw value_error(
+        "seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
 }
 
 /// Checks the views that a backward writes: shapes and contiguous last axes, empty ones left out.

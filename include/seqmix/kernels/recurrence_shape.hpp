@@ -5,14 +5,14 @@
 
 namespace seqmix::inline v0 {
 
-/// Sizes and numbers of one recurrence over packed or batched rows. H = `heads` is the number of states; state h reads
-/// query head h / (heads / query_heads), and so on for keys, values and gates.
+/// Sizes and numbers of one recurrence over packed or batched rows. H = `heads` is the number of states; state h
+/// reads query head h / (heads / query_heads), and so on for keys, values and gates.
 struct recurrence_shape {
   sequences seq{};
   index_t heads = 1, query_heads = 1, key_heads = 1, value_heads = 1, gate_heads = 1;
   index_t key_dim = 1, value_dim = 1;
-  double scale = 1.0;   ///< multiplies q in the read
-  index_t chunk = 32;   ///< tokens computed together; changes the order of rounding, nothing else
+  double scale = 1.0;  ///< multiplies q in the read
+  index_t chunk = 32;  ///< tokens computed together; changes the order of rounding, nothing else
 
   /// Chunks before sequence n, all of them for n = seq.count().
   index_t chunks_before(index_t n) const noexcept {
@@ -50,8 +50,8 @@ void validate(recurrence_shape const& s, recurrence_input<T> const& in) {
   for (auto const& c : {count{"query_heads", s.query_heads}, count{"key_heads", s.key_heads},
                         count{"value_heads", s.value_heads}, count{"gate_heads", s.gate_heads}})
     if (c.heads < 1 || s.heads % c.heads != 0)
-      throw shape_error(std::string("seqmix: recurrence: ") + c.what + " must divide heads = " + std::to_string(s.heads) +
-                        ", got " + std::to_string(c.heads));
+      throw shape_error(std::string("seqmix: recurrence: ") + c.what +
+                        " must divide heads = " + std::to_string(s.heads) + ", got " + std::to_string(c.heads));
   if (s.chunk < 1)
     throw value_error("seqmix: recurrence: chunk must be at least 1, got " + std::to_string(s.chunk));
   index_t const R = s.seq.rows();
@@ -61,7 +61,8 @@ void validate(recurrence_shape const& s, recurrence_input<T> const& in) {
   expect_contiguous("recurrence query q", in.q_rhk);
   expect_contiguous("recurrence key k", in.k_rhk);
   expect_contiguous("recurrence value v", in.v_rhv);
-  if (in.g_rhk) expect_shape("recurrence log-decay g", in.g_rhk, {-1, s.gate_heads, in.g_rhk.extent[2] == 1 ? 1 : s.key_dim});
+  if (in.g_rhk)
+    expect_shape("recurrence log-decay g", in.g_rhk, {-1, s.gate_heads, in.g_rhk.extent[2] == 1 ? 1 : s.key_dim});
   if (in.write_rh) expect_shape("recurrence write scale", in.write_rh, {-1, s.gate_heads});
   if (in.beta_rh) expect_shape("recurrence beta", in.beta_rh, {-1, s.gate_heads});
   if (in.initial_nhkv)

@@ -35,8 +35,8 @@ class block {
   };
   template <class T, class Device>
   state<T> carve_state(arena& a, pass<Device, T> const& run) const {
-    return std::apply(
-        [&](auto const&... l) { return state<T>{std::tuple{l.template carve_state<T>(a, run)...}}; }, layers_);
+    return std::apply([&](auto const&... l) { return state<T>{std::tuple{l.template carve_state<T>(a, run)...}}; },
+                      layers_);
   }
   /// Channels of the stream that its layers write or read; 0: none does.
   index_t stream_width() const {
@@ -48,7 +48,8 @@ class block {
     return width;
   }
   index_t state_elements(index_t sequences_count, index_t capacity) const {
-    return std::apply([&](auto const&... l) { return (l.state_elements(sequences_count, capacity) + ...); }, layers_);
+    return std::apply([&](auto const&... l) { return (l.state_elements(sequences_count, capacity) + ...); },
+                      layers_);
   }
 
   template <class T>
@@ -58,33 +59,37 @@ class block {
   };
   template <class T, class Device>
   saved<T> carve_saved(arena& a, pass<Device, T> const& run) const {
-    saved<T> s{std::apply([&](auto const&... l) { return std::tuple{l.template carve_saved<T>(a, run)...}; }, layers_), {}};
+    saved<T> s{
+        std::apply([&](auto const&... l) { return std::tuple{l.template carve_saved<T>(a, run)...}; }, layers_),
+        {}};
     for (std::size_t i = 1; i < count; ++i) s.x_rd[i] = a.take_view<T, 2>({run.rows(), d_model_});
     return s;
   }
 
   template <class Device, class T>
-  void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd, saved<same<T>> const& keep,
-               state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
+  void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
+               saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     each(indices{}, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-      std::get<I>(layers_).forward(run, I == 0 ? x_rd : view2<T const>(keep.x_rd[I]), I + 1 == count ? y_rd : keep.x_rd[(I + 1) % count],
-                                   std::get<I>(keep.part), before ? &std::get<I>(before->part) : nullptr,
+      std::get<I>(layers_).forward(run, I == 0 ? x_rd : view2<T const>(keep.x_rd[I]),
+                                   I + 1 == count ? y_rd : keep.x_rd[(I + 1) % count], std::get<I>(keep.part),
+                                   before ? &std::get<I>(before->part) : nullptr,
                                    after ? &std::get<I>(after->part) : nullptr, ws);
     });
   }
 
   template <class Device, class T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
-                view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before, state<same<T>> const* d_after,
-                state<same<T>>* d_before, same<T>* d_base, arena& ws) const {
+                view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
+                state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {
     arena_scope const scope(ws);
-    std::array<view2<T>, 2> between{ws.take_view<T, 2>({run.rows(), d_model_}), ws.take_view<T, 2>({run.rows(), d_model_})};
+    std::array<view2<T>, 2> between{ws.take_view<T, 2>({run.rows(), d_model_}),
+                                    ws.take_view<T, 2>({run.rows(), d_model_})};
     view2<T const> d = dy_rd;
     each(indices{}, [&]<std::size_t J>(std::integral_constant<std::size_t, J>) {
       constexpr std::size_t I = count - 1 - J;
       view2<T> const to = I == 0 ? dx_rd : between[I % 2];
-      std::get<I>(layers_).backward(run, I == 0 ? x_rd : view2<T const>(keep.x_rd[I]), std::get<I>(keep.part), d, to,
-                                    before ? &std::get<I>(before->part) : nullptr,
+      std::get<I>(layers_).backward(run, I == 0 ? x_rd : view2<T const>(keep.x_rd[I]), std::get<I>(keep.part), d,
+                                    to, before ? &std::get<I>(before->part) : nullptr,
                                     d_after ? &std::get<I>(d_after->part) : nullptr,
                                     d_before ? &std::get<I>(d_before->part) : nullptr, d_base, ws);
       d = to;

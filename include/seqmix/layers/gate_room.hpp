@@ -6,7 +6,8 @@
 
 namespace seqmix::inline v0 {
 
-/// The surrounding of a gate's formula: its parameters, its raw values, and the gathering and reducing between axes.
+/// The surrounding of a gate's formula: its parameters, its raw values, and the gathering and reducing between
+/// axes.
 template <gate G>
 class gate_room {
  public:
@@ -17,16 +18,19 @@ class gate_room {
   static_assert(!G::spec.writes || G::spec.decay == axis::head,
                 "seqmix gate: the write scale is one number per head; declare decay = axis::head");
   static_assert(G::spec.raws <= 2, "seqmix gate: a formula takes at most two raw values");
-  static_assert(!(G::spec.raw == axis::head_key && G::spec.decay == axis::head),
-                "seqmix gate: raw values per key channel need a decay per key channel; declare decay = axis::head_key");
-  static_assert((G::spec.raws == 0) == (G::spec.from == feed::nothing),
-                "seqmix gate: raw values need a feed, and a feed needs raw values; set spec.raws and spec.from together");
+  static_assert(
+      !(G::spec.raw == axis::head_key && G::spec.decay == axis::head),
+      "seqmix gate: raw values per key channel need a decay per key channel; declare decay = axis::head_key");
+  static_assert(
+      (G::spec.raws == 0) == (G::spec.from == feed::nothing),
+      "seqmix gate: raw values need a feed, and a feed needs raw values; set spec.raws and spec.from together");
 
   gate_room() = default;
   gate_room(parameter_room room, index_t heads, index_t keys) : heads_(heads), keys_(keys) {
     for (std::size_t i = 0; i < parameters; ++i) {
       auto const& p = G::parameters[i];
-      p_[i] = room.vector(p.name, elements(p.on), {start_value<0>(i), double(heads), double(keys)}, p.weight_decay, p.trained);
+      p_[i] = room.vector(p.name, elements(p.on), {start_value<0>(i), double(heads), double(keys)}, p.weight_decay,
+                          p.trained);
     }
     if constexpr (G::spec.bias) bias_ = room.vector("bias", raw_width(), init::constant(0.0));
   }
@@ -75,7 +79,8 @@ class gate_room {
                 same<T>* d_base, arena& ws) const {
     if constexpr (!active) return;
     arena_scope const scope(ws);
-    index_t const rows = per_token ? raw_rc.extent[0] : 1, count = kernels::detail::blocks(rows, kernels::detail::rows_per_block);
+    index_t const rows = per_token ? raw_rc.extent[0] : 1,
+                  count = kernels::detail::blocks(rows, kernels::detail::rows_per_block);
     index_t const width = partial_width();
     T* const partial = ws.take<T>(count * width);
     if (ws.measuring()) return;
@@ -103,8 +108,8 @@ class gate_room {
         return [](initial_element const& e) {
           auto const heads = index_t(e.a), keys = index_t(e.b);
           bool const per_key = G::parameters[I].on == axis::head_key;
-          return G::initial(I, gate_element{per_key ? e.row / keys : e.row, heads, per_key ? e.row % keys : 0, keys, e.layer,
-                                            e.layers, e.uniform});
+          return G::initial(I, gate_element{per_key ? e.row / keys : e.row, heads, per_key ? e.row % keys : 0, keys,
+                                            e.layer, e.layers, e.uniform});
         };
       return start_value<I + 1>(i);
     } else {
@@ -122,7 +127,8 @@ class gate_room {
     return index_t(i) * elements(G::spec.raw) + at(G::spec.raw, h, k);
   }
   template <class T>
-  std::array<T, raws> gather_raw(T const* base, view2<T const> raw_rc, index_t r, index_t h, index_t k) const noexcept {
+  std::array<T, raws> gather_raw(T const* base, view2<T const> raw_rc, index_t r, index_t h,
+                                 index_t k) const noexcept {
     std::array<T, raws> raw{};
     for (std::size_t i = 0; i < raws; ++i) {
       raw[i] = raw_rc(r, raw_column(i, h, k));
@@ -141,8 +147,9 @@ class gate_room {
                         view2<T> d_raw_rc, T* sums) const {
     std::array<T, raws> d_raw{};
     std::array<T, parameters> d_p{};
-    gate_pullback<G, T>(gather_raw(base, raw_rc, r, h, k), gather(base, h, k), G::spec.decays ? d.g_rhk(r, h, k) : T(0),
-                        G::spec.writes ? d.write_rh(r, h) : T(0), d_raw, d_p);
+    gate_pullback<G, T>(gather_raw(base, raw_rc, r, h, k), gather(base, h, k),
+                        G::spec.decays ? d.g_rhk(r, h, k) : T(0), G::spec.writes ? d.write_rh(r, h) : T(0), d_raw,
+                        d_p);
     for (std::size_t i = 0; i < parameters; ++i) {
       sums[at(G::parameters[i].on, h, k)] += d_p[i];
       sums += elements(G::parameters[i].on);

@@ -27,13 +27,15 @@ class norm {
   };
 
   template <class Device, class T>
-  void forward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T>> y_rd, saved<same<T>> const& keep) const {
+  void forward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T>> y_rd,
+               saved<same<T>> const& keep) const {
     if constexpr (Kind == norm_kind::none)
       kernels::detail::copy(dev, view2<T const>(x_rd), y_rd);
     else if constexpr (Kind == norm_kind::rms)
       kernels::rms_norm_forward(dev, x_rd, gain_.data(base), eps_, y_rd, keep.rstd_r);
     else
-      kernels::layer_norm_forward(dev, x_rd, gain_.data(base), shift_.data(base), eps_, y_rd, keep.mean_r, keep.rstd_r);
+      kernels::layer_norm_forward(dev, x_rd, gain_.data(base), shift_.data(base), eps_, y_rd, keep.mean_r,
+                                  keep.rstd_r);
   }
   /// dx (+)=, parameters +=
   template <class Device, class T>
@@ -42,7 +44,8 @@ class norm {
     if constexpr (Kind == norm_kind::none)
       kernels::detail::copy_or_add(dev, view2<T const>(dy_rd), dx_rd, add);
     else if constexpr (Kind == norm_kind::rms)
-      kernels::rms_norm_backward(dev, x_rd, gain_.data(base), keep.rstd_r, dy_rd, dx_rd, add, gain_.data(d_base), ws);
+      kernels::rms_norm_backward(dev, x_rd, gain_.data(base), keep.rstd_r, dy_rd, dx_rd, add, gain_.data(d_base),
+                                 ws);
     else
       kernels::layer_norm_backward(dev, x_rd, gain_.data(base), keep.mean_r, keep.rstd_r, dy_rd, dx_rd, add,
                                    gain_.data(d_base), shift_.data(d_base), ws);

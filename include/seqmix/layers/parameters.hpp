@@ -20,8 +20,8 @@ struct initial_element {
   double a, b;     ///< numbers of the initialiser
 };
 
-/// A rule for start values: a function of the element alone, so that the same seed gives the same bits on any number of
-/// threads and whatever other tensors exist.
+/// A rule for start values: a function of the element alone, so that the same seed gives the same bits on any
+/// number of threads and whatever other tensors exist.
 struct initialiser {
   double (*value)(initial_element const&) = nullptr;
   double a = 0.0, b = 0.0;
@@ -39,7 +39,8 @@ inline initialiser uniform(double low, double high) {
 }
 /// U(-1/sqrt(fan in), 1/sqrt(fan in)) times a factor: the default of the frameworks' linear layers.
 inline initialiser fan_in(double factor = 1.0) {
-  return {[](initial_element const& e) { return e.a * (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns)); }, factor, 0.0};
+  return {[](initial_element const& e) { return e.a * (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns)); },
+          factor, 0.0};
 }
 /// The same divided by sqrt(layers): Mamba's output projections.
 inline initialiser fan_in_per_layer() {
@@ -96,8 +97,8 @@ struct weight {
   }
 };
 
-/// The tensors of a model in layer order, each at a multiple of 16 elements (64 bytes of float) of one buffer. The gaps
-/// stay zero and are never saved. Gradients, optimiser moments and dual numbers share the layout.
+/// The tensors of a model in layer order, each at a multiple of 16 elements (64 bytes of float) of one buffer. The
+/// gaps stay zero and are never saved. Gradients, optimiser moments and dual numbers share the layout.
 class parameter_list {
  public:
   static constexpr index_t boundary = 16;
@@ -146,8 +147,8 @@ class parameter_list {
       index_t const columns = p.columns();
       for (index_t i = 0; i < p.size(); ++i) {
         auto const u = std::uint64_t(i);
-        initial_element const e{i / columns,      p.rows(),           i % columns,      columns,     p.layer, p.layers,
-                                random.uniform(u), random.normal(u), p.initial.a, p.initial.b};
+        initial_element const e{i / columns, p.rows(),          i % columns,      columns,     p.layer,
+                                p.layers,    random.uniform(u), random.normal(u), p.initial.a, p.initial.b};
         base[p.offset + i] = T(p.initial.value(e));
       }
     }
@@ -166,25 +167,37 @@ struct layer_position {
 /// Adds the tensors of one layer under its name.
 class parameter_room {
  public:
-  parameter_room(parameter_list& list, std::string room, layer_position at) : list_(list), room_(std::move(room)), at_(at) {}
+  parameter_room(parameter_list& list, std::string room, layer_position at)
+      : list_(list), room_(std::move(room)), at_(at) {}
   parameter_room inner(std::string_view name) const { return {list_, room_ + "." + std::string(name), at_}; }
   layer_position position() const noexcept { return at_; }
 
   weight matrix(std::string_view name, index_t rows, index_t columns, initialiser initial) {
     return add({.name = full(name), .shape = {rows, columns}, .initial = initial, .weight_decay = true});
   }
-  weight vector(std::string_view name, index_t size, initialiser initial, bool weight_decay = false, bool trained = true) {
-    return add({.name = full(name), .shape = {size}, .initial = initial, .weight_decay = weight_decay, .trained = trained,
+  weight vector(std::string_view name, index_t size, initialiser initial, bool weight_decay = false,
+                bool trained = true) {
+    return add({.name = full(name),
+                .shape = {size},
+                .initial = initial,
+                .weight_decay = weight_decay,
+                .trained = trained,
                 .group = optimiser_group::vector});
   }
   /// One matrix of the whole model, whichever layer asks.
-  weight shared_matrix(std::string_view name, index_t rows, index_t columns, initialiser initial, bool weight_decay) {
-    return list_.add_shared({.name = "shared." + std::string(name), .shape = {rows, columns}, .initial = initial,
+  weight shared_matrix(std::string_view name, index_t rows, index_t columns, initialiser initial,
+                       bool weight_decay) {
+    return list_.add_shared({.name = "shared." + std::string(name),
+                             .shape = {rows, columns},
+                             .initial = initial,
                              .weight_decay = weight_decay});
   }
   /// A small tensor that the optimiser treats as a vector: convolution taps.
   weight taps(std::string_view name, index_t channels, index_t width, initialiser initial) {
-    return add({.name = full(name), .shape = {channels, width}, .initial = initial, .weight_decay = true,
+    return add({.name = full(name),
+                .shape = {channels, width},
+                .initial = initial,
+                .weight_decay = true,
                 .group = optimiser_group::vector});
   }
 

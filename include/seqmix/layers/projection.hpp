@@ -38,8 +38,8 @@ class projection {
   }
   /// dx is written, weights are added to.
   template <class Device, class T>
-  void backward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T> const> dy_ro, view2<same<T>> dx_rd,
-                same<T>* d_base, arena& ws) const {
+  void backward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T> const> dy_ro,
+                view2<same<T>> dx_rd, same<T>* d_base, arena& ws) const {
     bool add = false;
     for (auto const& p : parts_) {
       auto const dy = dy_ro.slice(1, p.column, p.w.rows);

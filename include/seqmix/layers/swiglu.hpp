@@ -7,7 +7,7 @@
 namespace seqmix::inline v0 {
 
 struct swiglu_options {
-  index_t width = 0;          ///< hidden channels
+  index_t width = 0;  ///< hidden channels
   double norm_eps = 1e-6;
   initialiser in = init::normal(0.02), out = init::normal(0.02);
 };
@@ -18,7 +18,11 @@ template <norm_kind Norm = norm_kind::rms>
 class swiglu {
  public:
   using options = swiglu_options;
-  static std::string name() { return Norm == norm_kind::rms ? "swiglu" : Norm == norm_kind::layer ? "swiglu[norm=layer]" : "swiglu[norm=none]"; }
+  static std::string name() {
+    return Norm == norm_kind::rms     ? "swiglu"
+           : Norm == norm_kind::layer ? "swiglu[norm=layer]"
+                                      : "swiglu[norm=none]";
+  }
 
   swiglu(options const& o, index_t d_model, parameter_room room) : width_(o.width) {
     auto in_room = room.inner("mlp");
@@ -50,8 +54,8 @@ class swiglu {
   }
 
   template <class Device, class T>
-  void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd, saved<same<T>> const& keep,
-               state<same<T>> const*, state<same<T>>*, arena& ws) const {
+  void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
+               saved<same<T>> const& keep, state<same<T>> const*, state<same<T>>*, arena& ws) const {
     arena_scope const scope(ws);
     auto const n = ws.take_view<T, 2>({run.rows(), x_rd.extent[1]});
     auto const h = ws.take_view<T, 2>({run.rows(), width_});

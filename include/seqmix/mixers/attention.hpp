@@ -43,18 +43,18 @@ void copy_token(view3<T const> from_rhc, index_t row, view4<T> to_nlhc, index_t 
 /// [L,H,C] of sequence n.
 template <class T>
 view3<T> of_sequence(view4<T> x_nlhc, index_t n) {
-  return {x_nlhc.at(n), {x_nlhc.extent[1], x_nlhc.extent[2], x_nlhc.extent[3]},
+  return {x_nlhc.at(n),
+          {x_nlhc.extent[1], x_nlhc.extent[2], x_nlhc.extent[3]},
           {x_nlhc.stride[1], x_nlhc.stride[2], x_nlhc.stride[3]}};
 }
 
 }  // namespace mixer_detail
 
-/// Attention over every key and value: softmax, linear, hard and routed selection, with a per-head gate as score bias (or
-/// as factor of linear weights). State: the cache of past keys and values. Saved: a few numbers a row.
+/// Attention over every key and value: softmax, linear, hard and routed selection, with a per-head gate as score
+/// bias (or as factor of linear weights). State: the cache of past keys and values. Saved: a few numbers a row.
 /// Memory is linear in T. Deterministic on the CPU for any number of threads; ties take the lowest index.
 template <class State, class Gate, class Selector>
-  requires(State::spec.kind == state_kind::history)
-struct mixer<State, Gate, Selector> {
+requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Selector> {
   static_assert(mixer_detail::pairs<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
@@ -77,12 +77,15 @@ struct mixer<State, Gate, Selector> {
     using cache = mixer_detail::history_cache<T, token_gate>;
     static state carve(arena& a, mixer_shape const& s) { return {cache::carve(a, s, tokens(s))}; }
     static index_t elements(mixer_shape const& s) { return cache::elements(s, tokens(s)); }
-    static index_t tokens(mixer_shape const& s) { return windowed ? (std::min)(s.capacity, s.select.window - 1) : s.capacity; }
+    static index_t tokens(mixer_shape const& s) {
+      return windowed ? (std::min)(s.capacity, s.select.window - 1) : s.capacity;
+    }
   };
   template <class T>
   struct saved {
-    using kernel_type = typename std::conditional_t<routed, std::type_identity<kernels::routed_saved<which_type, T>>,
-                                                    std::type_identity<kernels::attention_saved<how_type, T>>>::type;
+    using kernel_type =
+        typename std::conditional_t<routed, std::type_identity<kernels::routed_saved<which_type, T>>,
+                                    std::type_identity<kernels::attention_saved<how_type, T>>>::type;
     kernel_type kernel;
     template <class Isa>
     static saved carve(arena& a, mixer_shape const& s) {
@@ -97,10 +100,11 @@ struct mixer<State, Gate, Selector> {
     arena_scope const scope(ws);
     auto const x = kernel_input(s, in, before, scaled_values(dev, s, in, ws));
     if constexpr (routed)
-      kernels::routed_attention_forward<which_type>(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr, record, ws);
+      kernels::routed_attention_forward<which_type>(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr,
+                                                    record, ws);
     else
-      kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr, record,
-                                                       ws);
+      kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
+                                                       keep ? &keep->kernel : nullptr, record, ws);
     if (after) expect_cache(s, *after);
     if (after && !dev.dry) remember(s, x, before, *after);
   }
@@ -119,8 +123,8 @@ struct mixer<State, Gate, Selector> {
   template <class Isa, class Threads, class T>
   static void backward(device::basic_cpu<Isa, Threads> dev, mixer_shape const& s, mixer_input<T> const& in,
                        view3<same<T> const> o_rhv, saved<same<T>> const& keep, view3<same<T> const> d_o_rhv,
-                       state<same<T>> const* before, state<same<T>> const* d_after, mixer_gradient<same<T>> const& d,
-                       state<same<T>>* d_before, arena& ws) {
+                       state<same<T>> const* before, state<same<T>> const* d_after,
+                       mixer_gradient<same<T>> const& d, state<same<T>>* d_before, arena& ws) {
     arena_scope const scope(ws);
     auto const x = kernel_input(s, in, before, scaled_values(dev, s, in, ws));
     if (d_after) expect_cache(s, *d_after);
@@ -134,7 +138,8 @@ struct mixer<State, Gate, Selector> {
     if constexpr (routed)
       kernels::routed_attention_backward<which_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx, ws);
     else
-      kernels::attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx, ws);
+      kernels::attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx,
+                                                        ws);
     if (dev.dry) return;
     if (d_after) add_remembered(s, x, *d_after, dx);
     unscale_values(dev, s, in, d);
@@ -146,11 +151,11 @@ struct mixer<State, Gate, Selector> {
             s.key_dim, s.value_dim, s.scale,     s.select,      s.knobs};
   }
   template <class T>
-  static attention_input<T> kernel_input(mixer_shape const& s, mixer_input<T> const& in, state<same<T>> const* before,
-                                         view3<same<T> const> v_rhv) {
+  static attention_input<T> kernel_input(mixer_shape const& s, mixer_input<T> const& in,
+                                         state<same<T>> const* before, view3<same<T> const> v_rhv) {
     if (s.query_heads != s.heads)
-      throw shape_error("seqmix: attention: one query head per head is needed, got " + std::to_string(s.query_heads) +
-                        " query heads for " + std::to_string(s.heads) + " heads");
+      throw shape_error("seqmix: attention: one query head per head is needed, got " +
+                        std::to_string(s.query_heads) + " query heads for " + std::to_string(s.heads) + " heads");
     attention_input<T> x{in.q_rhk, in.k_rhk, v_rhv, in.g_rhk};
     if (before) {
       expect_cache(s, *before);
@@ -167,7 +172,8 @@ struct mixer<State, Gate, Selector> {
     index_t const N = s.seq.count(), capacity = cache.capacity();
     expect_shape("attention state, keys", cache.k_nlhk, {N, capacity, s.key_heads, s.key_dim});
     expect_shape("attention state, values", cache.v_nlhv, {N, capacity, s.value_heads, s.value_dim});
-    if constexpr (token_gate) expect_shape("attention state, log-decays", cache.g_nlhk, {N, capacity, s.gate_heads, 1});
+    if constexpr (token_gate)
+      expect_shape("attention state, log-decays", cache.g_nlhk, {N, capacity, s.gate_heads, 1});
   }
 
   /// write_h v, where a gate scales what is written; values keep their heads, or get one per gate head.
@@ -185,7 +191,8 @@ struct mixer<State, Gate, Selector> {
     return v;
   }
   template <class Device, class T>
-  static void unscale_values(Device dev, mixer_shape const& s, mixer_input<T> const& in, mixer_gradient<same<T>> const& d) {
+  static void unscale_values(Device dev, mixer_shape const& s, mixer_input<T> const& in,
+                             mixer_gradient<same<T>> const& d) {
     if constexpr (Gate::spec.writes)
       parallel_for(dev, in.v_rhv.extent[0], [&](index_t r, int) {
         for (index_t h = 0; h < s.value_heads; ++h) {
@@ -199,9 +206,11 @@ struct mixer<State, Gate, Selector> {
       });
   }
 
-  /// Appends this call's tokens; a window drops what no later query sees. `before` and `after` may be the same memory.
+  /// Appends this call's tokens; a window drops what no later query sees. `before` and `after` may be the same
+  /// memory.
   template <class T>
-  static void remember(mixer_shape const& s, attention_input<T> const& x, state<same<T>> const* before, state<same<T>>& after) {
+  static void remember(mixer_shape const& s, attention_input<T> const& x, state<same<T>> const* before,
+                       state<same<T>>& after) {
     for (index_t n = 0; n < s.seq.count(); ++n) {
       index_t const past = x.past(n), all = past + s.seq.length(n), kept = keep(all, after.capacity(), n);
       for (index_t slot = 0; slot < kept; ++slot) {
@@ -222,8 +231,8 @@ struct mixer<State, Gate, Selector> {
   static index_t keep(index_t all, index_t capacity, index_t n) {
     if (windowed) return (std::min)(all, capacity);
     if (all > capacity)
-      throw shape_error("seqmix: history state: sequence " + std::to_string(n) + " needs room for " + std::to_string(all) +
-                        " tokens, the state holds " + std::to_string(capacity));
+      throw shape_error("seqmix: history state: sequence " + std::to_string(n) + " needs room for " +
+                        std::to_string(all) + " tokens, the state holds " + std::to_string(capacity));
     return all;
   }
   /// The derivative of the final cache reaches the tokens that were put into it.

@@ -13,7 +13,9 @@ namespace mixer_detail {
 template <class State, class Gate, class Selector>
 consteval bool pairs() {
   static_assert(state<State>, "seqmix mixer: the first policy must satisfy seqmix::state");
-  static_assert(gate<Gate>, "seqmix mixer: the second policy must satisfy seqmix::gate; explain_gate<G>() says what is missing");
+  static_assert(
+      gate<Gate>,
+      "seqmix mixer: the second policy must satisfy seqmix::gate; explain_gate<G>() says what is missing");
   static_assert(selector<Selector>, "seqmix mixer: the third policy must be a seqmix::select or one of its halves");
   constexpr bool history = State::spec.kind == state_kind::history;
   using which_type = typename Selector::which_type;
@@ -21,9 +23,10 @@ consteval bool pairs() {
   static_assert(history || how_type::spec.multiplies_decay,
                 "seqmix pairing: a matrix state keeps no single keys, so nothing can be selected from it; take "
                 "selectors::linear, or states::history for softmax, top1 and chunks");
-  static_assert(history || (which_type::spec.full_sequence && !which_type::spec.routed),
-                "seqmix pairing: a matrix state cannot be read through a window or by chunks; take states::history, or let "
-                "a gate forget");
+  static_assert(
+      history || (which_type::spec.full_sequence && !which_type::spec.routed),
+      "seqmix pairing: a matrix state cannot be read through a window or by chunks; take states::history, or let "
+      "a gate forget");
   static_assert(!history || Gate::spec.decay == axis::head || !Gate::spec.decays,
                 "seqmix pairing: a per-channel gate is no score bias; take a per-head gate or outer_product");
   return true;

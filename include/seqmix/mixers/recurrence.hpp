@@ -9,8 +9,7 @@ namespace seqmix::inline v0 {
 /// A bounded state read linearly: K x V numbers per head whatever the length.
 /// State: S [N,H,K,V]. Saved: one state a chunk. Deterministic on the CPU for any number of threads.
 template <class State, class Gate, class Selector>
-  requires(State::spec.kind == state_kind::matrix)
-struct mixer<State, Gate, Selector> {
+requires(State::spec.kind == state_kind::matrix) struct mixer<State, Gate, Selector> {
   static_assert(mixer_detail::pairs<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
@@ -48,7 +47,8 @@ struct mixer<State, Gate, Selector> {
                       view3<same<T>> o_rhv, state<same<T>> const* before, state<same<T>>* after,
                       saved<same<T>> const* keep, arena& ws) {
     kernels::recurrence_forward<form, State>(dev, kernel_shape(s), kernel_input(in, before), o_rhv,
-                                             keep ? &keep->kernel : nullptr, after ? after->S_nhkv : view4<T>{}, ws);
+                                             keep ? &keep->kernel : nullptr, after ? after->S_nhkv : view4<T>{},
+                                             ws);
   }
   template <class T>
   static void forward(device::reference dev, mixer_shape const& s, mixer_input<T> const& in, view3<same<T>> o_rhv,
@@ -61,13 +61,14 @@ struct mixer<State, Gate, Selector> {
   template <class Isa, class Threads, class T>
   static void backward(device::basic_cpu<Isa, Threads> dev, mixer_shape const& s, mixer_input<T> const& in,
                        view3<same<T> const>, saved<same<T>> const& keep, view3<same<T> const> d_o_rhv,
-                       state<same<T>> const* before, state<same<T>> const* d_after, mixer_gradient<same<T>> const& d,
-                       state<same<T>>* d_before, arena& ws) {
-    kernels::recurrence_backward<form, State>(
-        dev, kernel_shape(s), kernel_input(in, before), keep.kernel, d_o_rhv, d_after ? d_after->S_nhkv : view4<T>{},
-        recurrence_gradient<T>{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk, d.write_rh, d.beta_rh,
-                               d_before ? d_before->S_nhkv : view4<T>{}},
-        ws);
+                       state<same<T>> const* before, state<same<T>> const* d_after,
+                       mixer_gradient<same<T>> const& d, state<same<T>>* d_before, arena& ws) {
+    kernels::recurrence_backward<form, State>(dev, kernel_shape(s), kernel_input(in, before), keep.kernel, d_o_rhv,
+                                              d_after ? d_after->S_nhkv : view4<T>{},
+                                              recurrence_gradient<T>{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk, d.write_rh,
+                                                                     d.beta_rh,
+                                                                     d_before ? d_before->S_nhkv : view4<T>{}},
+                                              ws);
   }
 
  private:
@@ -77,8 +78,13 @@ struct mixer<State, Gate, Selector> {
   }
   template <class T>
   static recurrence_input<T> kernel_input(mixer_input<T> const& in, state<same<T>> const* before) {
-    return {in.q_rhk,    in.k_rhk,   in.v_rhv, in.g_rhk,
-            in.write_rh, in.beta_rh, before ? view4<T const>(before->S_nhkv) : view4<T const>{}};
+    return {in.q_rhk,
+            in.k_rhk,
+            in.v_rhv,
+            in.g_rhk,
+            in.write_rh,
+            in.beta_rh,
+            before ? view4<T const>(before->S_nhkv) : view4<T const>{}};
   }
 };
 

@@ -4,8 +4,8 @@
 
 namespace seqmix::inline v0 {
 
-/// Our reading of the base-capability principle (Lu et al., arXiv 2505.18522): an architecture keeps its base capability
-/// when any token of the whole sequence can be selected. Three parts, known at compile time:
+/// Our reading of the base-capability principle (Lu et al., arXiv 2505.18522): an architecture keeps its base
+/// capability when any token of the whole sequence can be selected. Three parts, known at compile time:
 struct selection_parts {
   bool full_sequence;  ///< every j <= t can receive weight at any distance: no window, no fixed decay
   bool relations;      ///< scores come from the query and the real keys
@@ -15,8 +15,8 @@ struct selection_parts {
 
 template <mixer_type M>
 inline constexpr selection_parts selection_parts_of{
-    .full_sequence = M::state_type::spec.kind == state_kind::history && M::selector_type::which_type::spec.full_sequence &&
-                     !M::gate_type::spec.constant(),
+    .full_sequence = M::state_type::spec.kind == state_kind::history &&
+                     M::selector_type::which_type::spec.full_sequence && !M::gate_type::spec.constant(),
     .relations = M::state_type::spec.kind == state_kind::history,
     .non_uniform = M::selector_type::how_type::spec.non_uniform};
 

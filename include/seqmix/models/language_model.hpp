@@ -22,8 +22,8 @@ struct pattern {
 template <class Pattern>
 class language_model;
 
-/// Token embedding, layers, a last norm and logits over the vocabulary (tied to the embedding unless told otherwise).
-/// The model holds sizes and the places of its tensors; the numbers are handed in as one buffer.
+/// Token embedding, layers, a last norm and logits over the vocabulary (tied to the embedding unless told
+/// otherwise). The model holds sizes and the places of its tensors; the numbers are handed in as one buffer.
 template <class... Layers>
 class language_model<pattern<Layers...>> {
  public:
@@ -45,8 +45,9 @@ class language_model<pattern<Layers...>> {
 
   explicit language_model(options const& o) : o_(o) {
     if (o.vocabulary < 1 || o.d_model < 1 || o.layers < 0)
-      throw option_error("seqmix: language_model: vocabulary and d_model must be at least 1 and layers at least 0, got " +
-                         std::to_string(o.vocabulary) + ", " + std::to_string(o.d_model) + " and " + std::to_string(o.layers));
+      throw option_error(
+          "seqmix: language_model: vocabulary and d_model must be at least 1 and layers at least 0, got " +
+          std::to_string(o.vocabulary) + ", " + std::to_string(o.d_model) + " and " + std::to_string(o.layers));
     parameter_room top(list_, "model", {0, o.layers});
     embedding_ = top.matrix("embedding", o.vocabulary, o.d_model, o.embedding);
     for (index_t l = 0; l < o.layers; ++l)
@@ -68,7 +69,8 @@ class language_model<pattern<Layers...>> {
   template <class T>
   using layer_saved = std::variant<typename Layers::template saved<T>...>;
 
-  /// What the model carries along time for N sequences of up to `capacity` tokens: one part a layer, and the position.
+  /// What the model carries along time for N sequences of up to `capacity` tokens: one part a layer, and the
+  /// position.
   template <class T>
   class state {
    public:
@@ -111,8 +113,8 @@ class language_model<pattern<Layers...>> {
   }
 
   struct memory_options {
-    bool training = false;      ///< keeps what backward needs
-    index_t capacity = 0;       ///< tokens of the states this run meets; 0: no states
+    bool training = false;  ///< keeps what backward needs
+    index_t capacity = 0;   ///< tokens of the states this run meets; 0: no states
   };
 
   /// All memory of a run over one shape, allocated once: saved activations, workspace, logits.
@@ -156,8 +158,8 @@ class language_model<pattern<Layers...>> {
   /// logits [R,vocabulary] of tokens [R]. With `carried` the tokens continue its sequences and it is advanced;
   /// `initial` (nullptr: none, or the same object) is where they start from.
   template <class Device, class T>
-  void forward(memory<Device, T>& mem, T const* parameters, std::int32_t const* tokens, state<T> const* initial = nullptr,
-               state<T>* carried = nullptr) const {
+  void forward(memory<Device, T>& mem, T const* parameters, std::int32_t const* tokens,
+               state<T> const* initial = nullptr, state<T>* carried = nullptr) const {
     check_tokens(mem, tokens);
     check_state(mem, initial);
     check_state(mem, carried);
@@ -191,7 +193,8 @@ class language_model<pattern<Layers...>> {
   /// derivative of the final state, `d_initial` takes that of the initial one; nullptr for none.
   template <class Device, class T>
   void backward(memory<Device, T>& mem, T const* parameters, std::int32_t const* tokens, T* d_parameters,
-                state<T> const* initial = nullptr, state<T> const* d_final = nullptr, state<T>* d_initial = nullptr) const {
+                state<T> const* initial = nullptr, state<T> const* d_final = nullptr,
+                state<T>* d_initial = nullptr) const {
     mem.run.parameters = parameters;
     mem.run.position = initial ? initial->position.data() : nullptr;
     backward_pass(mem, tokens, d_parameters, initial, d_final, d_initial);
@@ -201,7 +204,9 @@ class language_model<pattern<Layers...>> {
   template <std::size_t... I>
   void add_layer(index_t l, parameter_room room, std::index_sequence<I...>) {
     auto const which_type = std::size_t(l) % sizeof...(Layers);
-    ((I == which_type ? void(layers_.emplace_back(std::in_place_index<I>, std::get<I>(o_.layer), o_.d_model, room)) : void()), ...);
+    ((I == which_type ? void(layers_.emplace_back(std::in_place_index<I>, std::get<I>(o_.layer), o_.d_model, room))
+                      : void()),
+     ...);
   }
   template <class T, class Device>
   layer_state<T> carve_layer_state(arena& a, pass<Device, T> const& run, std::variant<Layers...> const& l) const {
@@ -280,10 +285,12 @@ class language_model<pattern<Layers...>> {
     auto* const s = stateful ? &empty : nullptr;
     forward_pass(mem, nullptr, s, s);
     if (mem.run.training) {
-      kernels::cross_entropy(mem.run.device, view2<T const>(mem.logits_rv), nullptr, 1.0, mem.logits_rv, nullptr, *mem.ws);
+      kernels::cross_entropy(mem.run.device, view2<T const>(mem.logits_rv), nullptr, 1.0, mem.logits_rv, nullptr,
+                             *mem.ws);
       backward_pass(mem, nullptr, static_cast<T*>(nullptr), s, s, s);
     } else {
-      kernels::cross_entropy(mem.run.device, view2<T const>(mem.logits_rv), nullptr, 1.0, view2<T>{}, nullptr, *mem.ws);
+      kernels::cross_entropy(mem.run.device, view2<T const>(mem.logits_rv), nullptr, 1.0, view2<T>{}, nullptr,
+                             *mem.ws);
     }
     mem.run.position = nullptr;
     mem.run.device.dry = false;
@@ -291,16 +298,19 @@ class language_model<pattern<Layers...>> {
   }
 
   template <class Device, class T>
-  void forward_pass(memory<Device, T>& mem, std::int32_t const* tokens, state<T> const* initial, state<T>* carried) const {
+  void forward_pass(memory<Device, T>& mem, std::int32_t const* tokens, state<T> const* initial,
+                    state<T>* carried) const {
     auto const& run = mem.run;
     kernels::embedding_forward(run.device, tokens, view2<T const>(embedding_.of(run.parameters)), mem.x_rd[0]);
     for (std::size_t l = 0; l < layers_.size(); ++l)
       by_type(layers_[l], [&]<std::size_t I>(auto const& x, std::integral_constant<std::size_t, I>) {
         x.forward(run, mem.x_rd[l], mem.x_rd[l + 1], std::get<I>(mem.saved[l]),
-                  initial ? &std::get<I>(initial->layer[l]) : nullptr, carried ? &std::get<I>(carried->layer[l]) : nullptr, *mem.ws);
+                  initial ? &std::get<I>(initial->layer[l]) : nullptr,
+                  carried ? &std::get<I>(carried->layer[l]) : nullptr, *mem.ws);
       });
     norm_.forward(run.device, run.parameters, mem.x_rd[layers_.size()], mem.normed_rd, mem.final_norm);
-    kernels::linear_forward(run.device, view2<T const>(mem.normed_rd), head_.of(run.parameters), mem.logits_rv, false, *mem.ws);
+    kernels::linear_forward(run.device, view2<T const>(mem.normed_rd), head_.of(run.parameters), mem.logits_rv,
+                            false, *mem.ws);
   }
 
   template <class Device, class T>
@@ -311,12 +321,13 @@ class language_model<pattern<Layers...>> {
     view2<T const> const d_logits = mem.logits_rv;
     kernels::linear_backward_weight(run.device, d_logits, mem.normed_rd, head_.of(d_parameters), *mem.ws);
     kernels::linear_backward_input(run.device, d_logits, head_.of(run.parameters), mem.dx_rd, false, *mem.ws);
-    norm_.backward(run.device, run.parameters, mem.x_rd[layers_.size()], mem.final_norm, mem.dx_rd, mem.dy_rd, false,
-                   d_parameters, *mem.ws);
+    norm_.backward(run.device, run.parameters, mem.x_rd[layers_.size()], mem.final_norm, mem.dx_rd, mem.dy_rd,
+                   false, d_parameters, *mem.ws);
     for (std::size_t l = layers_.size(); l-- > 0;) {
       by_type(layers_[l], [&]<std::size_t I>(auto const& x, std::integral_constant<std::size_t, I>) {
         x.backward(run, mem.x_rd[l], std::get<I>(mem.saved[l]), mem.dy_rd, mem.dx_rd,
-                   initial ? &std::get<I>(initial->layer[l]) : nullptr, d_final ? &std::get<I>(d_final->layer[l]) : nullptr,
+                   initial ? &std::get<I>(initial->layer[l]) : nullptr,
+                   d_final ? &std::get<I>(d_final->layer[l]) : nullptr,
                    d_initial ? &std::get<I>(d_initial->layer[l]) : nullptr, d_parameters, *mem.ws);
       });
       std::swap(mem.dx_rd, mem.dy_rd);
@@ -335,8 +346,8 @@ class language_model<pattern<Layers...>> {
   void check_state(memory<Device, T> const& mem, state<T> const* s) const {
     if (!s) return;
     if (s->count() != mem.run.seq.count())
-      throw shape_error("seqmix: forward: the state holds " + std::to_string(s->count()) + " sequences, the tokens are " +
-                        std::to_string(mem.run.seq.count()));
+      throw shape_error("seqmix: forward: the state holds " + std::to_string(s->count()) +
+                        " sequences, the tokens are " + std::to_string(mem.run.seq.count()));
     if (s->capacity() != mem.run.capacity)
       throw shape_error("seqmix: forward: the state was made for " + std::to_string(s->capacity()) +
                         " tokens, the memory for " + std::to_string(mem.run.capacity));

@@ -21,20 +21,22 @@ using top1_chunk = attention_block<selectors::top1_chunk<>>;
 using alibi = block<layer<attention<selectors::softmax, gates::alibi>, extras{}>, swiglu<>>;
 
 /// Dao, Gu (arXiv 2405.21060), figure 6: convolution and SiLU over x, B, C, the skip D, gate before norm; no MLP.
-using mamba2 = layer<recurrence<states::outer_product, gates::mamba2>,
-                     extras{.conv = true, .skip = true, .head_norm = output_norm::full_width, .output_gate = true,
-                            .gate_before_norm = true}>;
+using mamba2 = layer<recurrence<states::outer_product, gates::mamba2>, extras{.conv = true,
+                                                                              .skip = true,
+                                                                              .head_norm = output_norm::full_width,
+                                                                              .output_gate = true,
+                                                                              .gate_before_norm = true}>;
 
 /// Sun et al. (arXiv 2307.08621), equation 8: fixed decays, rotary positions, norm per head, then a SiLU gate.
 using retnet = layer<recurrence<states::outer_product, gates::retention>,
                      extras{.rope = true, .head_norm = output_norm::per_head, .output_gate = true}>;
 
 /// Sizes of an attention block: `key_heads` groups the queries; the MLP has 8/3 d_model channels, rounded up to 8.
-inline std::tuple<layer_options, swiglu_options> attention_options(index_t d_model, index_t heads, index_t key_heads = 0,
-                                                                      index_t window = 0, index_t chunk = 0) {
+inline std::tuple<layer_options, swiglu_options>
+attention_options(index_t d_model, index_t heads, index_t key_heads = 0, index_t window = 0, index_t chunk = 0) {
   index_t const dim = d_model / heads;
-  layer_options mix{.heads = heads, .key_heads = key_heads, .value_heads = key_heads,
-                                                         .key_dim = dim, .value_dim = dim};
+  layer_options mix{
+      .heads = heads, .key_heads = key_heads, .value_heads = key_heads, .key_dim = dim, .value_dim = dim};
   mix.window = window;
   mix.chunk = chunk;
   mix.norm_eps = 1e-6;
@@ -46,13 +48,19 @@ struct mamba2_sizes {
   index_t heads = 1, state = 128, head_dim = 64;
 };
 inline layer_options mamba2_options(mamba2_sizes s) {
-  layer_options o{.heads = s.heads, .query_heads = 1, .key_heads = 1, .key_dim = s.state, .value_dim = s.head_dim, .scale = 1.0};
+  layer_options o{.heads = s.heads,
+                  .query_heads = 1,
+                  .key_heads = 1,
+                  .key_dim = s.state,
+                  .value_dim = s.head_dim,
+                  .scale = 1.0};
   o.in = init::fan_in();
   o.out = init::fan_in_per_layer();
   return o;
 }
 
-/// Sizes of a RetNet layer: keys of d_model, values of twice that; xavier start values with the gains of its authors' code.
+/// Sizes of a RetNet layer: keys of d_model, values of twice that; xavier start values with the gains of its
+/// authors' code.
 inline layer_options retnet_options(index_t d_model, index_t heads) {
   layer_options o{.heads = heads, .key_dim = d_model / heads, .value_dim = 2 * d_model / heads};
   o.in = init::xavier(std::exp2(-2.5));

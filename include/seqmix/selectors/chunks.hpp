@@ -5,9 +5,9 @@
 #include <seqmix/concepts/selector.hpp>
 
 /// The routed selectors: each query chooses one chunk C_c = [c B, (c+1) B), B = selection::chunk, by a score of the
-/// whole chunk; the lowest index wins ties; choice -1 stands for "no candidate". The chunk that is forming counts as the
-/// query's own and is never among the k chosen.
-/// Source: chunk selection of Lu et al. (arXiv 2505.18522), in the readings that docs/concepts.md lists.
+/// whole chunk; the lowest index wins ties; choice -1 stands for "no candidate". The chunk that is forming counts
+/// as the query's own and is never among the k chosen. Source: chunk selection of Lu et al. (arXiv 2505.18522), in
+/// the readings that docs/concepts.md lists.
 namespace seqmix::inline v0::selectors {
 
 namespace detail {
@@ -41,12 +41,14 @@ struct own_plus_top1 {
 };
 
 /// The best chunk alone, the query's own partial one among the candidates.
-template <chunk_score Score = chunk_score::mean_key_prefix, chunk_gradient Gradient = chunk_gradient::index_constant,
+template <chunk_score Score = chunk_score::mean_key_prefix,
+          chunk_gradient Gradient = chunk_gradient::index_constant,
           chunk_probability Probability = chunk_probability::mass>
 struct exactly_one {
-  static_assert(Score != chunk_score::mean_key,
-                "seqmix selector: exactly_one with mean_key would average keys of the future in the query's own chunk; "
-                "take mean_key_prefix");
+  static_assert(
+      Score != chunk_score::mean_key,
+      "seqmix selector: exactly_one with mean_key would average keys of the future in the query's own chunk; "
+      "take mean_key_prefix");
   static constexpr std::string_view name = "exactly_one";
   static constexpr which_spec spec{
       .routed = true, .own_competes = true, .score = Score, .gradient = Gradient, .probability = Probability};

@@ -4,7 +4,8 @@
 
 namespace seqmix::inline v0::selectors {
 
-/// The scores themselves are the weights: q.k scale / temperature times the decay e^(G_i - G_j) between the two tokens.
+/// The scores themselves are the weights: q.k scale / temperature times the decay e^(G_i - G_j) between the two
+/// tokens.
 struct linear {
   static constexpr std::string_view name = "linear";
   static constexpr how_spec spec{.multiplies_decay = true, .non_uniform = false};

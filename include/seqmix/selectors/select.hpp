@@ -36,7 +36,7 @@ struct completed<W> {
 
 /// A half stands for the whole with the usual other half: a `how` reads all keys, a `which` reads by softmax.
 template <class S>
-  requires selector<S> || how<S> || which<S>
+requires selector<S> || how<S> || which<S>
 using as_selector = typename detail::completed<S>::type;
 
 }  // namespace seqmix::inline v0::selectors

@@ -103,8 +103,8 @@ struct softmax {
     return {run.inverse_sum(), T(0), -1, run.inverse_sum()};
   }
   template <class Isa, class T>
-  static void pullback(saved<T> const& s, row_gradient<T> const& g, T* score, T const* gv, T* d_score, index_t n, index_t,
-                       selector_knobs const&) noexcept {
+  static void pullback(saved<T> const& s, row_gradient<T> const& g, T* score, T const* gv, T* d_score, index_t n,
+                       index_t, selector_knobs const&) noexcept {
     detail::softmax_pullback<Isa>(s.lse, g.soft, score, gv, d_score, n);
   }
 };

@@ -15,9 +15,10 @@ enum class top1_gradient { straight_through, straight_through_output, selected_w
 /// Source: Top-1 element selection of Lu et al. (arXiv 2505.18522); surrogates as in docs/concepts.md.
 template <top1_output Output = top1_output::hard, top1_gradient Gradient = top1_gradient::straight_through>
 struct top1 {
-  static_assert(Output == top1_output::weighted || Gradient != top1_gradient::selected_weight,
-                "seqmix selector: selected_weight differentiates the weight of the chosen value, which a hard output does "
-                "not carry; take top1_output::weighted or straight_through");
+  static_assert(
+      Output == top1_output::weighted || Gradient != top1_gradient::selected_weight,
+      "seqmix selector: selected_weight differentiates the weight of the chosen value, which a hard output does "
+      "not carry; take top1_output::weighted or straight_through");
   static constexpr std::string_view name = "top1";
   static constexpr top1_output output = Output;
   static constexpr top1_gradient gradient = Gradient;
@@ -62,8 +63,8 @@ struct top1 {
     }
   }
 
-  /// The lowest index of the greatest score at the forward temperature; -1 for an empty row. A NaN is chosen, so that it
-  /// shows.
+  /// The lowest index of the greatest score at the forward temperature; -1 for an empty row. A NaN is chosen, so
+  /// that it shows.
   template <scalar T>
   static index_t choose(T const* raw, T const* bias, index_t n, selector_knobs const& knobs) noexcept {
     index_t best = -1;
@@ -115,7 +116,8 @@ struct top1 {
   static how_output<T> finish(row<T> const& run, selector_knobs const& knobs, saved<T>& s) noexcept {
     T const hard = T(knobs.hard_fraction);
     // Where no softmax ran there is no log-sum-exp.
-    s.lse = run.surrogate.sum == T(0) && run.chosen >= 0 ? std::numeric_limits<T>::quiet_NaN() : run.surrogate.lse();
+    s.lse =
+        run.surrogate.sum == T(0) && run.chosen >= 0 ? std::numeric_limits<T>::quiet_NaN() : run.surrogate.lse();
     s.chosen = run.chosen;
     s.held = hard;
     if (run.chosen < 0) return {};

@@ -4,9 +4,9 @@
 
 namespace seqmix::inline v0 {
 
-/// The instruction set a kernel is compiled for: bytes of one vector register, how many registers, and the compiler's
-/// feature bits. A template argument of `device::cpu`, so that two translation units built with different flags
-/// instantiate different symbols instead of sharing one by chance.
+/// The instruction set a kernel is compiled for: bytes of one vector register, how many registers, and the
+/// compiler's feature bits. A template argument of `device::cpu`, so that two translation units built with
+/// different flags instantiate different symbols instead of sharing one by chance.
 template <int VectorBytes, int Registers, unsigned Features>
 struct instruction_set {
   static constexpr int vector_bytes = VectorBytes;
@@ -50,7 +50,8 @@ struct basic_cpu {
   using isa = Isa;
   using threading = Threads;
   int threads = 1;
-  bool dry = false;  ///< parallel loops do nothing: with a measuring arena, a dry run plans the memory of a real one
+  bool dry =
+      false;  ///< parallel loops do nothing: with a measuring arena, a dry run plans the memory of a real one
 };
 using cpu = basic_cpu<seqmix::detail::native_isa, seqmix::detail::native_threads>;
 

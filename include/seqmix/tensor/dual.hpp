@@ -8,8 +8,8 @@
 
 namespace seqmix::inline v0 {
 
-/// A number with its derivatives in N directions: forward-mode differentiation of any formula written as a template.
-/// It is the oracle of every gradient and differentiates a gate that comes with its formula alone.
+/// A number with its derivatives in N directions: forward-mode differentiation of any formula written as a
+/// template. It is the oracle of every gradient and differentiates a gate that comes with its formula alone.
 template <class T, std::size_t N>
 struct dual {
   T value{};
@@ -17,7 +17,7 @@ struct dual {
 
   constexpr dual() = default;
   template <class U>
-    requires std::is_arithmetic_v<U>
+  requires std::is_arithmetic_v<U>
   constexpr dual(U v) : value(T(v)) {}
 
   friend constexpr bool operator==(dual const& a, dual const& b) { return a.value == b.value; }

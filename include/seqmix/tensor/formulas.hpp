@@ -5,8 +5,8 @@
 
 #include <seqmix/tensor/dual.hpp>
 
-/// The functions policies write their formulas with, for float, double and dual numbers; each is finite wherever its
-/// result is, and its derivative too.
+/// The functions policies write their formulas with, for float, double and dual numbers; each is finite wherever
+/// its result is, and its derivative too.
 namespace seqmix::inline v0 {
 
 template <std::floating_point T>

@@ -35,8 +35,8 @@ void run_blocks(openmp_threads, int threads, index_t count, Body const& body) {
 #endif
 }  // namespace detail
 
-/// Calls body(block, thread) for every block in [0, count), `thread` in [0, device.threads). The blocks are cut by the
-/// caller from the shape alone; which thread runs one must not change what it computes. Never nests.
+/// Calls body(block, thread) for every block in [0, count), `thread` in [0, device.threads). The blocks are cut by
+/// the caller from the shape alone; which thread runs one must not change what it computes. Never nests.
 template <class Isa, class Threads, class Body>
 void parallel_for(device::basic_cpu<Isa, Threads> dev, index_t count, Body const& body) {
   if (!dev.dry) detail::run_blocks(Threads{}, dev.threads, count, body);

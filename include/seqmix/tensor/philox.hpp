@@ -31,14 +31,15 @@ class random_stream {
  public:
   constexpr random_stream(std::uint64_t seed, std::uint64_t stream) noexcept : seed_(seed), stream_(stream) {}
   /// A stream named by a text (FNV-1a), as parameters are: adding one tensor does not move the others' numbers.
-  constexpr random_stream(std::uint64_t seed, std::string_view name) noexcept : seed_(seed), stream_(1469598103934665603u) {
+  constexpr random_stream(std::uint64_t seed, std::string_view name) noexcept
+      : seed_(seed), stream_(1469598103934665603u) {
     for (char c : name) stream_ = (stream_ ^ std::uint64_t(static_cast<unsigned char>(c))) * 1099511628211u;
   }
 
   constexpr std::uint64_t bits(std::uint64_t index) const noexcept {
-    auto const word = philox4x32({std::uint32_t(index), std::uint32_t(index >> 32), std::uint32_t(stream_),
-                                  std::uint32_t(stream_ >> 32)},
-                                 {std::uint32_t(seed_), std::uint32_t(seed_ >> 32)});
+    auto const word = philox4x32(
+        {std::uint32_t(index), std::uint32_t(index >> 32), std::uint32_t(stream_), std::uint32_t(stream_ >> 32)},
+        {std::uint32_t(seed_), std::uint32_t(seed_ >> 32)});
     return std::uint64_t(word[0]) | std::uint64_t(word[1]) << 32;
   }
   /// Uniform in (0, 1): never 0, never 1.

@@ -21,8 +21,7 @@ class sequences {
     return sequences(count, length, nullptr);
   }
   static sequences packed(std::span<index_t const> offsets) {
-    if (offsets.empty() || offsets.front() != 0)
-      throw shape_error("seqmix: sequences: offsets must start with 0");
+    if (offsets.empty() || offsets.front() != 0) throw shape_error("seqmix: sequences: offsets must start with 0");
     for (std::size_t i = 1; i < offsets.size(); ++i)
       if (offsets[i] < offsets[i - 1])
         throw shape_error("seqmix: sequences: offset " + std::to_string(i) + " is " + std::to_string(offsets[i]) +

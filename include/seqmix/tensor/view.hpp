@@ -43,22 +43,18 @@ struct view {
     }
   }
 
-  SEQMIX_HD constexpr operator view<T const, Rank>() const
-    requires(!std::is_const_v<T>)
-  {
+  SEQMIX_HD constexpr operator view<T const, Rank>() const requires(!std::is_const_v<T>) {
     return {data, extent, stride};
   }
 
   template <class... Index>
-    requires(sizeof...(Index) == Rank)
-  SEQMIX_HD constexpr T& operator()(Index... index) const noexcept {
+  requires(sizeof...(Index) == Rank) SEQMIX_HD constexpr T& operator()(Index... index) const noexcept {
     return data[offset(index_t(index)...)];
   }
 
   /// The address of the element whose leading indices are given and whose others are 0.
   template <class... Index>
-    requires(sizeof...(Index) <= Rank)
-  SEQMIX_HD constexpr T* at(Index... index) const noexcept {
+  requires(sizeof...(Index) <= Rank) SEQMIX_HD constexpr T* at(Index... index) const noexcept {
     return data + offset(index_t(index)...);
   }
 
@@ -127,14 +123,12 @@ std::string shape_text(std::array<index_t, Rank> const& extent) {
 
 /// Throws shape_error "<what>: expected [..], got [..]" unless the extents agree; -1 allows any extent.
 template <class T, std::size_t Rank>
-void expect_shape(char const* what, view<T, Rank> const& actual,
-                  std::array<index_t, Rank> const& expected) {
+void expect_shape(char const* what, view<T, Rank> const& actual, std::array<index_t, Rank> const& expected) {
   bool good = true;
-  for (std::size_t i = 0; i < Rank; ++i)
-    good = good && (expected[i] < 0 || expected[i] == actual.extent[i]);
+  for (std::size_t i = 0; i < Rank; ++i) good = good && (expected[i] < 0 || expected[i] == actual.extent[i]);
   if (good) return;
-  throw shape_error(std::string("seqmix: ") + what + ": expected " + detail::shape_text(expected) +
-                    ", got " + detail::shape_text(actual.extent));
+  throw shape_error(std::string("seqmix: ") + what + ": expected " + detail::shape_text(expected) + ", got " +
+                    detail::shape_text(actual.extent));
 }
 
 /// Throws shape_error unless the last axis is contiguous.

@@ -23,7 +23,8 @@ bool use_random_numbers() { return seqmix::philox4x32({0, 0, 0, 0}, {0, 0})[0] =
 
 bool use_a_language_model() {
   using model = seqmix::language_model<seqmix::pattern<seqmix::variants::transformer_pp>>;
-  model const m({.vocabulary = 8, .d_model = 16, .layers = 1, .layer = {seqmix::variants::attention_options(16, 2)}});
+  model const m(
+      {.vocabulary = 8, .d_model = 16, .layers = 1, .layer = {seqmix::variants::attention_options(16, 2)}});
   seqmix::buffer<float> weights(m.parameters().size());
   m.parameters().initialise(1, weights.data());
   auto memory = m.make_memory<float>(seqmix::device::cpu{}, seqmix::sequences::batch(1, 4), {.training = false});

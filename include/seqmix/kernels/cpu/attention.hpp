@@ -8,8 +8,8 @@
 #include <seqmix/kernels/cpu/tile_product.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
-/// Tiled attention for any `which` and `how`: scores live in a tile of 64 x 64, keys are packed once per head, no T x T
-/// memory. Work is cut by (sequence, head); shared key heads add up in the order of their query heads.
+/// Tiled attention for any `which` and `how`: scores live in a tile of 64 x 64, keys are packed once per head, no T
+/// x T memory. Work is cut by (sequence, head); shared key heads add up in the order of their query heads.
 namespace seqmix::inline v0::kernels {
 
 /// What forward keeps for backward: per row what the selector asks for, and its soft output where a hard selector's
@@ -35,7 +35,7 @@ inline constexpr index_t tile_keys = 64;  ///< keys per tile
 /// One thread's memory for one head of one sequence of `keys` tokens, past ones included.
 template <class Isa, class How, class T>
 struct attention_scratch {
-  T *key_t, *value, *q, *score, *forward, *acc;               // forward
+  T *key_t, *value, *q, *score, *forward, *acc;                    // forward
   T *key, *value_t, *gv, *d_score, *dout, *d_q, *d_key, *d_value;  // backward
   double *g, *d_g;
   typename How::template row<T>* run;
@@ -100,11 +100,12 @@ class attention_head {
                                                      two_temperatures_ ? w_.forward + i * tile_keys : nullptr,
                                                      tile_keys, j0, soft);
           if (soft && factor != T(1))
-            simd::map<Isa>(vp_, [=](auto const& x) { return x * factor; }, w_.acc + i * vp_, w_.acc + i * vp_);
+            simd::map<Isa>(
+                vp_, [=](auto const& x) { return x * factor; }, w_.acc + i * vp_, w_.acc + i * vp_);
         }
         if (soft)
-          tile_product<Isa>(count, vp_, tile_keys, tile_operand<T>{w_.score, tile_keys, 1}, w_.value + j0 * vp_, vp_,
-                            w_.acc, vp_, true);
+          tile_product<Isa>(count, vp_, tile_keys, tile_operand<T>{w_.score, tile_keys, 1}, w_.value + j0 * vp_,
+                            vp_, w_.acc, vp_, true);
       }
       end_block(i0, count, soft, o_rhv, saved, record);
     }
@@ -123,7 +124,8 @@ class attention_head {
       std::fill_n(w_.d_q, count * kp_, T(0));
       for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, saved);
       if (d.q_rhk)
-        write_rows(w_.d_q, kp_, count, s_.key_dim, q_scale(), d.q_rhk.at(p_.first + i0, p_.head), d.q_rhk.stride[0], false);
+        write_rows(w_.d_q, kp_, count, s_.key_dim, q_scale(), d.q_rhk.at(p_.first + i0, p_.head), d.q_rhk.stride[0],
+                   false);
     }
     write_token_gradients(s_, p_, w_.d_key, kp_, w_.d_value, vp_, w_.d_g, d, d_constant);
   }
@@ -176,8 +178,8 @@ class attention_head {
 
   /// score = scale q.k / temperature + bias where visible, -inf elsewhere; or times the decay, 0 elsewhere.
   void score_tile(index_t count, index_t i0, index_t j0) {
-    tile_product<Isa>(count, tile_keys, s_.key_dim, tile_operand<T>{w_.q, kp_, 1}, w_.key_t + j0 * s_.key_dim, tile_keys,
-                      w_.score, tile_keys, false);
+    tile_product<Isa>(count, tile_keys, s_.key_dim, tile_operand<T>{w_.q, kp_, 1}, w_.key_t + j0 * s_.key_dim,
+                      tile_keys, w_.score, tile_keys, false);
     if (two_temperatures_) {
       T const ratio = T(s_.knobs.temperature / s_.knobs.forward());
       for (index_t x = 0; x < count * tile_keys; ++x) w_.forward[x] = w_.score[x] * ratio;
@@ -205,7 +207,8 @@ class attention_head {
   /// e^(G_i - G_j) of one row; keys after the query are masked, their exponent is kept at 0.
   void decay_row(double here, index_t j0, index_t n) {
     for (index_t j = 0; j < tile_keys; ++j) decay_[j] = j < n ? T(std::min(0.0, here - w_.g[j0 + j])) : T(0);
-    simd::map<Isa>(tile_keys, [](auto const& x) { return simd::exp<Isa, T>(x); }, decay_, decay_);
+    simd::map<Isa>(
+        tile_keys, [](auto const& x) { return simd::exp<Isa, T>(x); }, decay_, decay_);
   }
   static void mask(key_ranges const& seen, index_t j0, T* score, T nothing) noexcept {
     index_t at = j0;
@@ -229,7 +232,8 @@ class attention_head {
       for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? T(0) : out.soft * acc[c];
       if (out.chosen >= 0) {
         T const* const v = w_.value + out.chosen * vp_;
-        for (index_t c = 0; c < s_.value_dim; ++c) o[c] = out.soft == T(0) ? out.hard * v[c] : o[c] + out.hard * v[c];
+        for (index_t c = 0; c < s_.value_dim; ++c)
+          o[c] = out.soft == T(0) ? out.hard * v[c] : o[c] + out.hard * v[c];
       }
       if (saved) kept(*saved, i0 + i) = row;
       if constexpr (How::spec.soft_output)
@@ -237,7 +241,8 @@ class attention_head {
           for (index_t c = 0; c < s_.value_dim; ++c) *saved->soft_rhv.at(r, p_.head, c) = out.normaliser * acc[c];
       if constexpr (requires { row.lse; })
         if (record.lse_rh)
-          record.lse_rh(r, p_.head) = out.normaliser == T(0) && out.chosen < 0 ? -std::numeric_limits<double>::infinity() : double(row.lse);
+          record.lse_rh(r, p_.head) =
+              out.normaliser == T(0) && out.chosen < 0 ? -std::numeric_limits<double>::infinity() : double(row.lse);
       if (record.choice_rh) record.choice_rh(r, p_.head) = out.chosen;
     }
   }
@@ -247,24 +252,25 @@ class attention_head {
   }
   void backward_tile(index_t i0, index_t count, index_t j0, attention_saved<How, T> const& saved) {
     score_tile(count, i0, j0);
-    tile_product<Isa>(count, tile_keys, s_.value_dim, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t + j0 * s_.value_dim,
-                      tile_keys, w_.gv, tile_keys, false);
+    tile_product<Isa>(count, tile_keys, s_.value_dim, tile_operand<T>{w_.dout, vp_, 1},
+                      w_.value_t + j0 * s_.value_dim, tile_keys, w_.gv, tile_keys, false);
     for (index_t i = 0; i < count; ++i) {
       T* const score = w_.score + i * tile_keys;
       T* const d_score = w_.d_score + i * tile_keys;
-      How::template pullback<Isa>(kept(saved, i0 + i), w_.upstream[i], score, w_.gv + i * tile_keys, d_score, tile_keys, j0,
-                                  s_.knobs);
+      How::template pullback<Isa>(kept(saved, i0 + i), w_.upstream[i], score, w_.gv + i * tile_keys, d_score,
+                                  tile_keys, j0, s_.knobs);
       if constexpr (How::spec.multiplies_decay) mask(w_.seen[i], j0, d_score, T(0));
       if (p_.gated()) gate_gradient(i, i0, j0, score, d_score);
     }
-    tile_product<Isa>(count, kp_, tile_keys, tile_operand<T>{w_.d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_, w_.d_q, kp_,
-                      true);
-    tile_product<Isa>(tile_keys, kp_, count, tile_operand<T>{w_.d_score, 1, tile_keys}, w_.q, kp_, w_.d_key + j0 * kp_, kp_,
-                      true);
-    tile_product<Isa>(tile_keys, vp_, count, tile_operand<T>{w_.score, 1, tile_keys}, w_.dout, vp_, w_.d_value + j0 * vp_,
-                      vp_, true);
+    tile_product<Isa>(count, kp_, tile_keys, tile_operand<T>{w_.d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_,
+                      w_.d_q, kp_, true);
+    tile_product<Isa>(tile_keys, kp_, count, tile_operand<T>{w_.d_score, 1, tile_keys}, w_.q, kp_,
+                      w_.d_key + j0 * kp_, kp_, true);
+    tile_product<Isa>(tile_keys, vp_, count, tile_operand<T>{w_.score, 1, tile_keys}, w_.dout, vp_,
+                      w_.d_value + j0 * vp_, vp_, true);
   }
-  row_gradient<T> upstream_of_row(index_t i, index_t i0, view3<T const> o_rhv, attention_saved<How, T> const& saved) const {
+  row_gradient<T> upstream_of_row(index_t i, index_t i0, view3<T const> o_rhv,
+                                  attention_saved<How, T> const& saved) const {
     T const* const g = w_.dout + i * vp_;
     // In the order of tile_product, so that a row that sees one key alone gets exact zeros.
     auto const dot = [&](T const* x) {
@@ -311,12 +317,13 @@ class attention_head {
 
 }  // namespace detail
 
-/// o [R,H,V] = attention over the visible keys. `saved` is nullptr when no backward follows: a hard selector then skips
-/// its surrogate. Work: 2 K + 2 V flops a visible pair (2 K for hard selection without surrogate).
+/// o [R,H,V] = attention over the visible keys. `saved` is nullptr when no backward follows: a hard selector then
+/// skips its surrogate. Work: 2 K + 2 V flops a visible pair (2 K for hard selection without surrogate).
 /// Deterministic: the same bits for any number of threads.
 template <class Which, class How, class Isa, class Threads, class T>
 void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
-                       view3<same<T>> o_rhv, attention_saved<How, same<T>> const* saved, attention_record const& record, arena& ws) {
+                       view3<same<T>> o_rhv, attention_saved<How, same<T>> const* saved,
+                       attention_record const& record, arena& ws) {
   validate(s, Which::spec);
   validate_input(s, in);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
@@ -334,8 +341,8 @@ void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape cons
 /// The derivatives of attention_forward: scores are recomputed from q and k, weights from what was saved.
 template <class Which, class How, class Isa, class Threads, class T>
 void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s, attention_input<T> const& in,
-                        view3<same<T> const> o_rhv, attention_saved<How, same<T>> const& saved, view3<same<T> const> d_o_rhv,
-                        attention_gradient<same<T>> const& d, arena& ws) {
+                        view3<same<T> const> o_rhv, attention_saved<How, same<T>> const& saved,
+                        view3<same<T> const> d_o_rhv, attention_gradient<same<T>> const& d, arena& ws) {
   validate(s, Which::spec);
   validate_input(s, in);
   expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});

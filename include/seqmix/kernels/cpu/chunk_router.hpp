@@ -102,7 +102,7 @@ class chunk_router {
       }
       for (index_t c = 0; c < t_.grid.count; c += block_keys)
         transpose<Isa>(w_.mean + c * t_.kp, t_.kp, (std::min)(block_keys, t_.grid.count - c), t_.s.key_dim,
-                  w_.mean_t + c * t_.s.key_dim, block_keys);
+                       w_.mean_t + c * t_.s.key_dim, block_keys);
     }
   }
 

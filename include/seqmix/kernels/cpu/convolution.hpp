@@ -2,18 +2,19 @@
 
 #include <seqmix/kernels/cpu/rows.hpp>
 
-/// The short causal convolution, vectorised over channels. Work is cut into blocks of rows; backward computes the few
-/// derivatives that a block needs of the next one's rows again.
+/// The short causal convolution, vectorised over channels. Work is cut into blocks of rows; backward computes the
+/// few derivatives that a block needs of the next one's rows again.
 namespace seqmix::inline v0::kernels {
 
 namespace detail {
 
-/// What both directions read: taps [W,Cp], bias [Cp] and the inputs before each sequence [N,W-1,Cp], channels innermost.
+/// What both directions read: taps [W,Cp], bias [Cp] and the inputs before each sequence [N,W-1,Cp], channels
+/// innermost.
 template <class Isa, class T>
 class convolution {
  public:
-  convolution(sequences const& seq, view2<T const> x_rc, view2<T const> w_cj, T const* b_c, view3<T const> window_ncj,
-              arena& ws)
+  convolution(sequences const& seq, view2<T const> x_rc, view2<T const> w_cj, T const* b_c,
+              view3<T const> window_ncj, arena& ws)
       : seq_(seq), x_(x_rc), C_(x_rc.extent[1]), W_(w_cj.extent[1]), Cp_(simd::padded<Isa, T>(C_)),
         taps_(ws.take<T>(W_ * Cp_)), bias_(ws.take<T>(Cp_)), before_(ws.take<T>(seq.count() * (W_ - 1) * Cp_)) {
     if (ws.measuring()) return;
@@ -106,8 +107,9 @@ class convolution {
 
 /// Derivatives of the windows before each sequence: what its first tokens, or the window behind it, read of them.
 template <class Isa, class T>
-void conv_window_backward(convolution<Isa, T> const& conv, sequences const& seq, bool activation, view2<T const> dy_rc,
-                          view3<T const> d_window_out_ncj, view3<T> d_window_ncj, T* d, T* room) {
+void conv_window_backward(convolution<Isa, T> const& conv, sequences const& seq, bool activation,
+                          view2<T const> dy_rc, view3<T const> d_window_out_ncj, view3<T> d_window_ncj, T* d,
+                          T* room) {
   index_t const W = conv.width(), Cp = conv.row();
   T* const sum = room + W * Cp;
   for (index_t n = 0; n < seq.count(); ++n) {
@@ -121,7 +123,8 @@ void conv_window_backward(convolution<Isa, T> const& conv, sequences const& seq,
     for (index_t j = 0; j < W - 1; ++j) {
       conv.add_up(W - 1 - j, (std::min)(j + 1, readers), d, sum);
       for (index_t c = 0; c < conv.channels(); ++c)
-        d_window_ncj(n, c, j) = sum[c] + (d_window_out_ncj && j >= length ? d_window_out_ncj(n, c, j - length) : T(0));
+        d_window_ncj(n, c, j) =
+            sum[c] + (d_window_out_ncj && j >= length ? d_window_out_ncj(n, c, j - length) : T(0));
     }
   }
 }
@@ -129,9 +132,9 @@ void conv_window_backward(convolution<Isa, T> const& conv, sequences const& seq,
 }  // namespace detail
 
 template <class Isa, class Threads, class T>
-void conv_forward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj,
-                  same<T> const* b_c, bool activation, view3<same<T> const> window_ncj, view2<same<T>> y_rc,
-                  view3<same<T>> window_out_ncj, arena& ws) {
+void conv_forward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc,
+                  view2<same<T> const> w_cj, same<T> const* b_c, bool activation, view3<same<T> const> window_ncj,
+                  view2<same<T>> y_rc, view3<same<T>> window_out_ncj, arena& ws) {
   arena_scope const scope(ws);
   detail::convolution<Isa, T> const conv(seq, x_rc, w_cj, b_c, window_ncj, ws);
   index_t const W = conv.width(), size = W * conv.row();
@@ -157,15 +160,16 @@ void conv_forward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, vie
 
 /// dx is written, dw and db are added to; the derivative of the carried windows goes in and out.
 template <class Isa, class Threads, class T>
-void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj,
-                   same<T> const* b_c, bool activation, view3<same<T> const> window_ncj, view2<same<T> const> dy_rc,
-                   view3<same<T> const> d_window_out_ncj, view2<same<T>> dx_rc, view2<same<T>> dw_cj, same<T>* db_c,
-                   view3<same<T>> d_window_ncj, arena& ws) {
+void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, view2<T const> x_rc,
+                   view2<same<T> const> w_cj, same<T> const* b_c, bool activation, view3<same<T> const> window_ncj,
+                   view2<same<T> const> dy_rc, view3<same<T> const> d_window_out_ncj, view2<same<T>> dx_rc,
+                   view2<same<T>> dw_cj, same<T>* db_c, view3<same<T>> d_window_ncj, arena& ws) {
   arena_scope const scope(ws);
   detail::convolution<Isa, T> const conv(seq, x_rc, w_cj, b_c, window_ncj, ws);
   index_t const R = seq.rows(), C = conv.channels(), W = conv.width(), Cp = conv.row();
   index_t const count = detail::blocks(R, detail::rows_per_block), sums = (W + 1) * Cp;
-  // Of one thread: inputs at a sequence's start | one row | derivatives of the sums, W - 1 rows of the next block's too.
+  // Of one thread: inputs at a sequence's start | one row | derivatives of the sums, W - 1 rows of the next block's
+  // too.
   index_t const size = (W + 1 + detail::rows_per_block + W - 1) * Cp;
   T* const partial = ws.take<T>((count + 1) * sums);  // of dw [W] and db, one a block; their sum
   T* const scratch = ws.take<T>(thread_count(dev) * size);
@@ -194,9 +198,8 @@ void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, vi
       });
     });
     index_t const readers_end = (std::min)(end + W - 1, seq.end(conv.sequence_of(end - 1)));
-    conv.for_rows(end, readers_end, [&](index_t r, index_t n, index_t t) {
-      derive(r, n, t, [](auto const&...) {});
-    });
+    conv.for_rows(end, readers_end,
+                  [&](index_t r, index_t n, index_t t) { derive(r, n, t, [](auto const&...) {}); });
     conv.for_rows(begin, end, [&](index_t r, index_t n, index_t) {
       index_t const left = seq.end(n) - r;
       T* const dx = dx_rc.at(r);
@@ -213,8 +216,8 @@ void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, vi
     if (db_c) db_c[c] += total[W * Cp + c];
   }
   if (d_window_ncj)
-    detail::conv_window_backward(conv, seq, activation, view2<T const>(dy_rc), view3<T const>(d_window_out_ncj), d_window_ncj,
-                                 scratch + (W + 1) * Cp, scratch);
+    detail::conv_window_backward(conv, seq, activation, view2<T const>(dy_rc), view3<T const>(d_window_out_ncj),
+                                 d_window_ncj, scratch + (W + 1) * Cp, scratch);
 }
 
 }  // namespace seqmix::inline v0::kernels

@@ -7,8 +7,9 @@
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
-/// The big matrix products on the library's own tile: every element is one sum in ascending order, whatever the block, so
-/// that the same token gives the same bits in a batch, in a packed row and in a single step (docs/adr/0003).
+/// The big matrix products on the library's own tile: every element is one sum in ascending order, whatever the
+/// block, so that the same token gives the same bits in a batch, in a packed row and in a single step
+/// (docs/adr/0003).
 namespace seqmix::inline v0::kernels {
 
 namespace detail {
@@ -50,8 +51,8 @@ void block_product(index_t rows, index_t columns, index_t depth, tile_operand<T>
         b_tile = packed;
         b_tile_row = wide;
       }
-      tile_product<Isa>(rows, wide, terms, tile_operand<T>{a.data + k * a.column, a.row, a.column}, b_tile, b_tile_row,
-                        c_tile, c_tile_row, add || k > 0);
+      tile_product<Isa>(rows, wide, terms, tile_operand<T>{a.data + k * a.column, a.row, a.column}, b_tile,
+                        b_tile_row, c_tile, c_tile_row, add || k > 0);
     }
     if (!whole) write_rows(c_tile, wide, rows, width, T(1), c + j, c_row, false);
   }
@@ -59,8 +60,8 @@ void block_product(index_t rows, index_t columns, index_t depth, tile_operand<T>
 
 /// Rows of x, y for every block of tokens.
 template <class Isa, class Threads, class T>
-void token_blocks_product(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rk, T const* b, index_t b_row, view2<T> y_rc,
-                          bool add, arena& ws) {
+void token_blocks_product(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rk, T const* b, index_t b_row,
+                          view2<T> y_rc, bool add, arena& ws) {
   T* const scratch = ws.take<T>(thread_count(dev) * product_scratch<Isa, T>());
   index_t const R = x_rk.extent[0];
   parallel_for(dev, blocks(R, linear_rows), [&](index_t block, int thread) {
@@ -106,8 +107,9 @@ void linear_backward_weight(device::basic_cpu<Isa, Threads> dev, view2<T const> 
   parallel_for(dev, detail::blocks(O, detail::linear_strip), [&](index_t block, int thread) {
     index_t const o = block * detail::linear_strip;
     detail::block_product<Isa>((std::min)(detail::linear_strip, O - o), dw_oi.extent[1], dy_ro.extent[0],
-                               tile_operand<T>{dy_ro.at(0, o), 1, dy_ro.stride[0]}, x_ri.data, x_ri.stride[0], dw_oi.at(o),
-                               dw_oi.stride[0], true, scratch + thread * detail::product_scratch<Isa, T>());
+                               tile_operand<T>{dy_ro.at(0, o), 1, dy_ro.stride[0]}, x_ri.data, x_ri.stride[0],
+                               dw_oi.at(o), dw_oi.stride[0], true,
+                               scratch + thread * detail::product_scratch<Isa, T>());
   });
 }
 

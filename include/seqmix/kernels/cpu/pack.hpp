@@ -18,7 +18,8 @@ void copy_rows(T const* from, index_t from_row, index_t count, index_t channels,
 
 /// Strided rows [count, channels] to [channels, count], rows `to_row` apart and filled with zeros to whole vectors.
 template <class Isa, class T>
-void transpose_vectors(T const* from, index_t from_row, index_t count, index_t channels, T* to, index_t to_row) noexcept {
+void transpose_vectors(T const* from, index_t from_row, index_t count, index_t channels, T* to,
+                       index_t to_row) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   for (index_t c = 0; c < channels; c += w)
     for (index_t j = 0; j < count; j += w) {

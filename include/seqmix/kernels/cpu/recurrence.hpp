@@ -4,7 +4,8 @@
 
 namespace seqmix::inline v0::kernels {
 
-/// How a recurrence is computed: chunk by chunk (one decay per head, additive states) or token by token (everything).
+/// How a recurrence is computed: chunk by chunk (one decay per head, additive states) or token by token
+/// (everything).
 enum class recurrence_form { chunkwise, sequential };
 
 namespace detail {
@@ -36,9 +37,9 @@ Scratch* scratch_per_thread(arena& ws, int threads, recurrence_shape const& s, b
 /// Work: chunkwise 2 (chunk (K + V) + 2 K V) flops a token and head, sequential 6 K V.
 /// Deterministic: the same bits for any number of threads; the chunk size changes rounding only.
 template <recurrence_form Form, class State, class Isa, class Threads, class T>
-void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s, recurrence_input<T> const& in,
-                        view3<same<T>> o_rhv, recurrence_saved<same<T>> const* saved, view4<same<T>> final_nhkv,
-                        arena& ws) {
+void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s,
+                        recurrence_input<T> const& in, view3<same<T>> o_rhv, recurrence_saved<same<T>> const* saved,
+                        view4<same<T>> final_nhkv, arena& ws) {
   using parts = detail::recurrence_parts<Form, State, Isa, T>;
   validate(s, in);
   expect_shape("recurrence output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
@@ -55,9 +56,10 @@ void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape co
 
 /// The derivatives of recurrence_forward, from d_o and the derivative of the final state (empty: zero).
 template <recurrence_form Form, class State, class Isa, class Threads, class T>
-void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s, recurrence_input<T> const& in,
-                         recurrence_saved<same<T>> const& saved, view3<same<T> const> d_o_rhv,
-                         view4<same<T> const> d_final_nhkv, recurrence_gradient<same<T>> const& d, arena& ws) {
+void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s,
+                         recurrence_input<T> const& in, recurrence_saved<same<T>> const& saved,
+                         view3<same<T> const> d_o_rhv, view4<same<T> const> d_final_nhkv,
+                         recurrence_gradient<same<T>> const& d, arena& ws) {
   using parts = detail::recurrence_parts<Form, State, Isa, T>;
   validate(s, in);
   expect_shape("recurrence output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});

@@ -8,14 +8,15 @@
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
-/// The additive recurrence S = e^g S + (write k) v' with at most one decay per head, a chunk of n tokens at a time. With
-/// G_i the sum of g within the chunk:
+/// The additive recurrence S = e^g S + (write k) v' with at most one decay per head, a chunk of n tokens at a time.
+/// With G_i the sum of g within the chunk:
 ///   O  = (scale Q e^G) S + (scale Q K' e^(G_i - G_j), j <= i) V,     S' = e^Gn S + (K e^(Gn - G))' V
-/// Only differences G_i - G_j <= 0 are exponentiated. Source: Dao, Gu (arXiv 2405.21060), section 6, in the form for any
-/// decay per head; the backward is its derivative.
+/// Only differences G_i - G_j <= 0 are exponentiated. Source: Dao, Gu (arXiv 2405.21060), section 6, in the form
+/// for any decay per head; the backward is its derivative.
 namespace seqmix::inline v0::kernels {
 
-/// What forward keeps for backward: the state before every chunk, [chunks, H, K, Vp]. Bytes: H K Vp sizeof(T) a chunk.
+/// What forward keeps for backward: the state before every chunk, [chunks, H, K, Vp]. Bytes: H K Vp sizeof(T) a
+/// chunk.
 template <class T>
 struct recurrence_saved {
   T* states = nullptr;
@@ -28,8 +29,8 @@ struct recurrence_saved {
 
 namespace detail {
 
-/// One thread's memory. Of a chunk for all heads that share queries and keys, then of one head at a time; but every head
-/// has its own state.
+/// One thread's memory. Of a chunk for all heads that share queries and keys, then of one head at a time; but every
+/// head has its own state.
 template <class Isa, class T>
 struct chunk_scratch {
   T *q, *k, *key_t, *product, *S;
@@ -62,7 +63,8 @@ struct chunk_scratch {
   }
 };
 
-/// The heads of one sequence that read the same queries and keys, from head h on: their products q.k are formed once.
+/// The heads of one sequence that read the same queries and keys, from head h on: their products q.k are formed
+/// once.
 template <class Isa, class T>
 class chunkwise_heads {
  public:
@@ -74,8 +76,8 @@ class chunkwise_heads {
   chunkwise_heads(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
                   chunk_scratch<Isa, T> const& w)
       : s_(s), in_(in), w_(w), n_(n), h_(h), end_(h + together(s)), K_(s.key_dim), V_(s.value_dim),
-        Cp_(simd::padded<Isa, T>(s.chunk)), kp_(simd::padded<Isa, T>(s.key_dim)), vp_(simd::padded<Isa, T>(s.value_dim)),
-        first_(s.seq.begin(n)), rows_(s.seq.length(n)) {}
+        Cp_(simd::padded<Isa, T>(s.chunk)), kp_(simd::padded<Isa, T>(s.key_dim)),
+        vp_(simd::padded<Isa, T>(s.value_dim)), first_(s.seq.begin(n)), rows_(s.seq.length(n)) {}
 
   void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) {
     index_t chunk = s_.chunks_before(n_);
@@ -136,12 +138,17 @@ class chunkwise_heads {
   void store_state(T const* from, index_t h, view4<T> to) const {
     write_rows(from, vp_, K_, V_, T(1), to.at(n_, h), to.stride[2], false);
   }
-  double log_decay(index_t h, index_t r) const noexcept { return gated() ? double(in_.g_rhk(r, of(h, s_.gate_heads), 0)) : 0.0; }
-  T write_scale(index_t h, index_t r) const noexcept { return in_.write_rh ? in_.write_rh(r, of(h, s_.gate_heads)) : T(1); }
+  double log_decay(index_t h, index_t r) const noexcept {
+    return gated() ? double(in_.g_rhk(r, of(h, s_.gate_heads), 0)) : 0.0;
+  }
+  T write_scale(index_t h, index_t r) const noexcept {
+    return in_.write_rh ? in_.write_rh(r, of(h, s_.gate_heads)) : T(1);
+  }
 
   /// Rows of this chunk times factor(i) to padded rows.
   template <class Factor>
-  void load_rows(T const* from, index_t from_row, index_t channels, index_t to_row, T* to, Factor const& factor) const {
+  void load_rows(T const* from, index_t from_row, index_t channels, index_t to_row, T* to,
+                 Factor const& factor) const {
     for (index_t i = 0; i < count_; ++i) {
       T const f = factor(i);
       simd::for_vectors<Isa, T>(channels, [&](index_t c, auto const& lanes) {
@@ -156,7 +163,8 @@ class chunkwise_heads {
     at_ = at;
     count_ = (std::min)(s_.chunk, rows_ - at);
     index_t const r = first_ + at;
-    load_rows(in_.q_rhk.at(r, of(h_, s_.query_heads)), in_.q_rhk.stride[0], K_, kp_, w_.q, [&](index_t) { return T(s_.scale); });
+    load_rows(in_.q_rhk.at(r, of(h_, s_.query_heads)), in_.q_rhk.stride[0], K_, kp_, w_.q,
+              [&](index_t) { return T(s_.scale); });
     load_rows(in_.k_rhk.at(r, of(h_, s_.key_heads)), in_.k_rhk.stride[0], K_, kp_, w_.k, unscaled);
     transpose<Isa>(w_.k, kp_, count_, K_, w_.key_t, Cp_);
     causal_products(K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, w_.product);
@@ -167,23 +175,25 @@ class chunkwise_heads {
   void causal_products(index_t depth, tile_operand<T> a, T const* b, T* c) const {
     index_t const h = (std::min)(half(), count_);
     tile_product<Isa>(h, half(), depth, a, b, Cp_, c, Cp_, false);
-    tile_product<Isa>(count_ - h, Cp_, depth, {a.data + h * a.row, a.row, a.column}, b, Cp_, c + h * Cp_, Cp_, false);
+    tile_product<Isa>(count_ - h, Cp_, depth, {a.data + h * a.row, a.row, a.column}, b, Cp_, c + h * Cp_, Cp_,
+                      false);
   }
   /// to_i (+)= sum over j <= i of weight_ij x_j, for rows of `width`.
   void causal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
     index_t const h = (std::min)(half(), count_);
     tile_product<Isa>(h, width, h, tile_operand<T>{weight, Cp_, 1}, x, width, to, width, add);
-    tile_product<Isa>(count_ - h, width, count_, tile_operand<T>{weight + h * Cp_, Cp_, 1}, x, width, to + h * width, width, add);
+    tile_product<Isa>(count_ - h, width, count_, tile_operand<T>{weight + h * Cp_, Cp_, 1}, x, width,
+                      to + h * width, width, add);
   }
   /// to_j (+)= sum over i >= j of weight_ij x_i.
   void anticausal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
     index_t const h = (std::min)(half(), count_);
     tile_product<Isa>(h, width, count_, tile_operand<T>{weight, 1, Cp_}, x, width, to, width, add);
-    tile_product<Isa>(count_ - h, width, count_ - h, tile_operand<T>{weight + h * Cp_ + h, 1, Cp_}, x + h * width, width,
-                      to + h * width, width, add);
+    tile_product<Isa>(count_ - h, width, count_ - h, tile_operand<T>{weight + h * Cp_ + h, 1, Cp_}, x + h * width,
+                      width, to + h * width, width, add);
   }
-  /// One head's scaled values, running decay, weights P_ij = q_i.k_j e^(G_i - G_j) for j <= i, and the decayed queries
-  /// and keys that meet the state.
+  /// One head's scaled values, running decay, weights P_ij = q_i.k_j e^(G_i - G_j) for j <= i, and the decayed
+  /// queries and keys that meet the state.
   void load_head(index_t h) {
     index_t const r = first_ + at_;
     load_rows(in_.v_rhv.at(r, of(h, s_.value_heads)), in_.v_rhv.stride[0], V_, vp_, w_.v,
@@ -212,13 +222,15 @@ class chunkwise_heads {
   void decay_row(index_t i) const {
     T* const row = w_.decay + i * Cp_;
     for (index_t j = 0; j <= i; ++j) row[j] = T(w_.G[i] - w_.G[j]);
-    simd::map<Isa>(i + 1, [](auto const& x) { return simd::exp<Isa, T>(x); }, row, row);
+    simd::map<Isa>(
+        i + 1, [](auto const& x) { return simd::exp<Isa, T>(x); }, row, row);
   }
   /// to = from times the decay for j <= i, else 0.
   void apply_decay(T const* from, T* to) const {
     for (index_t at = 0, i = 0; i < count_; ++i, at += Cp_) {
       if (gated())
-        simd::map<Isa>(i + 1, [](auto const& x, auto const& decay) { return x * decay; }, to + at, from + at, w_.decay + at);
+        simd::map<Isa>(
+            i + 1, [](auto const& x, auto const& decay) { return x * decay; }, to + at, from + at, w_.decay + at);
       else if (from != to)
         std::copy_n(from + at, i + 1, to + at);
       std::fill(to + at + i + 1, to + at + Cp_, T(0));
@@ -227,7 +239,9 @@ class chunkwise_heads {
   /// The state behind the chunk without what the chunk writes.
   void decay_state(T const* from, T* to) const {
     T const factor = w_.from_start[count_ - 1];
-    if (gated() || from != to) simd::map<Isa>(K_ * vp_, [=](auto const& x) { return x * factor; }, to, from);
+    if (gated() || from != to)
+      simd::map<Isa>(
+          K_ * vp_, [=](auto const& x) { return x * factor; }, to, from);
   }
 
   void head_forward(index_t h, T const* before, T* after, view3<T> o_rhv) {
@@ -280,7 +294,8 @@ class chunkwise_heads {
       auto const from_start = lanes.load(w_.from_start + i), to_end = lanes.load(w_.to_end + i);
       simd::vec<Isa, T> read{}, written{};
       for (index_t k = i; k < K_ * Cp_ + i; k += Cp_) {
-        auto const through_S = lanes.load(w_.through_S + k) * from_start, through_dS = lanes.load(w_.through_dS + k) * to_end;
+        auto const through_S = lanes.load(w_.through_S + k) * from_start,
+                   through_dS = lanes.load(w_.through_dS + k) * to_end;
         read += lanes.load(w_.query_t + k) * through_S;
         written += lanes.load(w_.key_t + k) * through_dS;
         lanes.store(w_.dq_t + k, lanes.load(w_.dq_t + k) + through_S);
@@ -300,7 +315,8 @@ class chunkwise_heads {
   }
   /// Rows of the chunk for queries or keys; added when an earlier head began them.
   void write(T const* from, T scale, view3<T> to, index_t heads) const {
-    write_rows(from, kp_, count_, K_, scale, to.at(first_ + at_, of(h_, heads)), to.stride[0], !begins_group(h_, heads));
+    write_rows(from, kp_, count_, K_, scale, to.at(first_ + at_, of(h_, heads)), to.stride[0],
+               !begins_group(h_, heads));
   }
   void write_head(index_t h, recurrence_gradient<T> const& d, double* d_constant) {
     index_t const r = first_ + at_;
@@ -310,13 +326,15 @@ class chunkwise_heads {
       T* const dv = w_.dv + i * vp_;
       if (d.write_rh) {
         T const* const v = in_.v_rhv.at(r + i, of(h, s_.value_heads));
-        T const dw = simd::map_sum<Isa, T>(V_, [](auto const& x, auto const& y) { return x * y; }, dv, v);
+        T const dw = simd::map_sum<Isa, T>(
+            V_, [](auto const& x, auto const& y) { return x * y; }, dv, v);
         T& to = d.write_rh(r + i, of(h, s_.gate_heads));
         to = dw + (add_gate ? to : T(0));
       }
       if (in_.write_rh) {
         T const scale = write_scale(h, r + i);
-        simd::map<Isa>(vp_, [=](auto const& x) { return x * scale; }, dv, dv);
+        simd::map<Isa>(
+            vp_, [=](auto const& x) { return x * scale; }, dv, dv);
       }
       if (!gated() || !d.g_rhk) continue;
       after += w_.dG[i];

@@ -65,9 +65,11 @@ class sequential_head {
         load_token(t);
         step(state_at(t - begin), state_at(t - begin + 1));
       }
-      for (index_t t = end; t-- > begin;) token_backward(t, state_at(t - begin), state_at(t - begin + 1), d_o_rhv, d, d_constant);
+      for (index_t t = end; t-- > begin;)
+        token_backward(t, state_at(t - begin), state_at(t - begin + 1), d_o_rhv, d, d_constant);
     }
-    if (d.initial_nhkv) write_rows(w_.dS, vp_, K_, V_, T(1), d.initial_nhkv.at(n_, h_), d.initial_nhkv.stride[2], false);
+    if (d.initial_nhkv)
+      write_rows(w_.dS, vp_, K_, V_, T(1), d.initial_nhkv.at(n_, h_), d.initial_nhkv.stride[2], false);
   }
 
  private:
@@ -84,10 +86,12 @@ class sequential_head {
   }
   T const* query(index_t t) const noexcept { return in_.q_rhk.at(first_ + t, head(s_.query_heads)); }
   void add(T const* x, T factor, T* to) const noexcept {
-    simd::map<Isa>(vp_, [=](auto const& sum, auto const& part) { return sum + factor * part; }, to, to, x);
+    simd::map<Isa>(
+        vp_, [=](auto const& sum, auto const& part) { return sum + factor * part; }, to, to, x);
   }
   T dot(T const* x, T const* y) const noexcept {
-    return simd::map_sum<Isa, T>(vp_, [](auto const& a, auto const& b) { return a * b; }, x, y);
+    return simd::map_sum<Isa, T>(
+        vp_, [](auto const& a, auto const& b) { return a * b; }, x, y);
   }
   T number(view2<T const> x_rh, index_t t) const noexcept {
     return x_rh ? x_rh(first_ + t, head(s_.gate_heads)) : T(1);
@@ -119,13 +123,14 @@ class sequential_head {
             to + k * vp_, from + k * vp_, w_.v, w_.erased);
       } else {
         simd::map<Isa>(
-            vp_, [=](auto const& S, auto const& v) { return keep * S + write * v; }, to + k * vp_, from + k * vp_, w_.v);
+            vp_, [=](auto const& S, auto const& v) { return keep * S + write * v; }, to + k * vp_, from + k * vp_,
+            w_.v);
       }
     }
   }
 
-  void token_backward(index_t t, T const* before, T const* after, view3<T const> d_o_rhv, recurrence_gradient<T> const& d,
-                      double* d_constant) {
+  void token_backward(index_t t, T const* before, T const* after, view3<T const> d_o_rhv,
+                      recurrence_gradient<T> const& d, double* d_constant) {
     load_token(t);
     index_t const r = first_ + t;
     copy_rows(d_o_rhv.at(r, h_), V_, 1, V_, w_.dout, vp_);
@@ -155,7 +160,8 @@ class sequential_head {
     for (index_t k = 0; k < K_; ++k) {
       T* const dS = w_.dS + k * vp_;
       T const keep = w_.factor[k];
-      simd::map<Isa>(vp_, [=](auto const& x) { return keep * x; }, dS, dS);
+      simd::map<Isa>(
+          vp_, [=](auto const& x) { return keep * x; }, dS, dS);
       if constexpr (State::spec.low_rank) {
         w_.da[k] = dot(before + k * vp_, w_.d_erased);
         add(w_.d_erased, w_.a[k], dS);

@@ -6,8 +6,8 @@
 #include <seqmix/kernels/cpu/linear.hpp>
 #include <seqmix/kernels/reference/rows.hpp>
 
-/// What surrounds a mixer, vectorised over channels. Rows are cut into blocks of 64; a sum over tokens is one partial sum
-/// a block, added in the order of the blocks.
+/// What surrounds a mixer, vectorised over channels. Rows are cut into blocks of 64; a sum over tokens is one
+/// partial sum a block, added in the order of the blocks.
 namespace seqmix::inline v0::kernels {
 
 namespace detail {
@@ -16,9 +16,8 @@ inline constexpr index_t rows_per_block = 64;
 
 template <class Device, class Body>
 void for_row_blocks(Device dev, index_t rows, Body const& body) {
-  parallel_for(dev, blocks(rows, rows_per_block), [&](index_t b, int) {
-    body(b, b * rows_per_block, (std::min)(rows, (b + 1) * rows_per_block));
-  });
+  parallel_for(dev, blocks(rows, rows_per_block),
+               [&](index_t b, int) { body(b, b * rows_per_block, (std::min)(rows, (b + 1) * rows_per_block)); });
 }
 
 /// target [C] += the partial sums [blocks,C] in order.
@@ -30,11 +29,13 @@ void add_partials(T const* partial, index_t count, index_t channels, T* target) 
 
 template <class Isa, class T>
 T square_sum(T const* x, index_t n) noexcept {
-  return simd::map_sum<Isa, T>(n, [](auto const& a) { return a * a; }, x);
+  return simd::map_sum<Isa, T>(
+      n, [](auto const& a) { return a * a; }, x);
 }
 template <class Isa, class T>
 T dot(T const* x, T const* y, index_t n) noexcept {
-  return simd::map_sum<Isa, T>(n, [](auto const& a, auto const& b) { return a * b; }, x, y);
+  return simd::map_sum<Isa, T>(
+      n, [](auto const& a, auto const& b) { return a * b; }, x, y);
 }
 
 /// Derivative of silu from x and s = sigmoid(x).
@@ -48,7 +49,8 @@ template <class Device, class T>
 void copy_or_add(Device dev, view2<T const> from_rc, view2<same<T>> to_rc, bool add) {
   for_row_blocks(dev, from_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r)
-      for (index_t c = 0; c < from_rc.extent[1]; ++c) to_rc(r, c) = add ? to_rc(r, c) + from_rc(r, c) : from_rc(r, c);
+      for (index_t c = 0; c < from_rc.extent[1]; ++c)
+        to_rc(r, c) = add ? to_rc(r, c) + from_rc(r, c) : from_rc(r, c);
   });
 }
 template <class Device, class T>
@@ -58,8 +60,8 @@ void copy(Device dev, view2<T const> from_rc, view2<same<T>> to_rc) {
 
 /// y = x + h w': a projection onto the residual stream.
 template <class Device, class T>
-void add_linear(Device dev, view2<T const> x_rd, view2<same<T> const> h_rc, view2<same<T> const> w_dc, view2<same<T>> y_rd,
-                arena& ws) {
+void add_linear(Device dev, view2<T const> x_rd, view2<same<T> const> h_rc, view2<same<T> const> w_dc,
+                view2<same<T>> y_rd, arena& ws) {
   copy(dev, x_rd, y_rd);
   linear_forward(dev, h_rc, w_dc, y_rd, true, ws);
 }
@@ -74,15 +76,17 @@ void rms_norm_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, 
     for (index_t r = begin; r < end; ++r) {
       T const rstd = T(1) / std::sqrt(detail::square_sum<Isa>(x_rc.at(r), C) / T(C) + T(eps));
       rstd_r[r] = rstd;
-      simd::map<Isa>(C, [=](auto const& x, auto const& w) { return x * rstd * w; }, y_rc.at(r), x_rc.at(r), w_c);
+      simd::map<Isa>(
+          C, [=](auto const& x, auto const& w) { return x * rstd * w; }, y_rc.at(r), x_rc.at(r), w_c);
     }
   });
 }
 
 /// dx (+)= the derivative of rms_norm_forward; dw += its own.
 template <class Isa, class Threads, class T>
-void rms_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c, same<T> const* rstd_r,
-                       view2<same<T> const> dy_rc, view2<same<T>> dx_rc, bool add, same<T>* dw_c, arena& ws) {
+void rms_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c,
+                       same<T> const* rstd_r, view2<same<T> const> dy_rc, view2<same<T>> dx_rc, bool add,
+                       same<T>* dw_c, arena& ws) {
   arena_scope const scope(ws);
   index_t const C = x_rc.extent[1], R = x_rc.extent[0], count = detail::blocks(R, detail::rows_per_block);
   T* const partial = ws.take<T>(count * C);
@@ -96,14 +100,19 @@ void rms_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc,
           C, [](auto const& x, auto const& w, auto const& dy) { return x * w * dy; }, x_rc.at(r), w_c, dy_rc.at(r));
       T const pull = inner * rstd * rstd * rstd / T(C);
       simd::map<Isa>(
-          C, [=](auto const& sum, auto const& x, auto const& dy) { return sum + x * rstd * dy; }, dw, dw, x_rc.at(r),
-          dy_rc.at(r));
+          C, [=](auto const& sum, auto const& x, auto const& dy) { return sum + x * rstd * dy; }, dw, dw,
+          x_rc.at(r), dy_rc.at(r));
       T* const dx = dx_rc.at(r);
-      auto const derivative = [=](auto const& x, auto const& w, auto const& dy) { return dy * w * rstd - x * pull; };
+      auto const derivative = [=](auto const& x, auto const& w, auto const& dy) {
+        return dy * w * rstd - x * pull;
+      };
       if (add)
         simd::map<Isa>(
-            C, [=](auto const& old, auto const& x, auto const& w, auto const& dy) { return old + derivative(x, w, dy); }, dx,
-            dx, x_rc.at(r), w_c, dy_rc.at(r));
+            C,
+            [=](auto const& old, auto const& x, auto const& w, auto const& dy) {
+              return old + derivative(x, w, dy);
+            },
+            dx, dx, x_rc.at(r), w_c, dy_rc.at(r));
       else
         simd::map<Isa>(C, derivative, dx, x_rc.at(r), w_c, dy_rc.at(r));
     }
@@ -112,14 +121,17 @@ void rms_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc,
 }
 
 template <class Isa, class Threads, class T>
-void layer_norm_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c, same<T> const* b_c,
-                        double eps, view2<same<T>> y_rc, same<T>* mean_r, same<T>* rstd_r) {
+void layer_norm_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c,
+                        same<T> const* b_c, double eps, view2<same<T>> y_rc, same<T>* mean_r, same<T>* rstd_r) {
   index_t const C = x_rc.extent[1];
   detail::for_row_blocks(dev, x_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r) {
-      T const mean = simd::map_sum<Isa, T>(C, [](auto const& x) { return x; }, x_rc.at(r)) / T(C);
+      T const mean = simd::map_sum<Isa, T>(
+                         C, [](auto const& x) { return x; }, x_rc.at(r)) /
+                     T(C);
       T* const y = y_rc.at(r);
-      simd::map<Isa>(C, [=](auto const& x) { return x - mean; }, y, x_rc.at(r));
+      simd::map<Isa>(
+          C, [=](auto const& x) { return x - mean; }, y, x_rc.at(r));
       T const rstd = T(1) / std::sqrt(detail::square_sum<Isa>(y, C) / T(C) + T(eps));
       mean_r[r] = mean;
       rstd_r[r] = rstd;
@@ -130,9 +142,9 @@ void layer_norm_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc
 }
 
 template <class Isa, class Threads, class T>
-void layer_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c, same<T> const* mean_r,
-                         same<T> const* rstd_r, view2<same<T> const> dy_rc, view2<same<T>> dx_rc, bool add, same<T>* dw_c,
-                         same<T>* db_c, arena& ws) {
+void layer_norm_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> x_rc, same<T> const* w_c,
+                         same<T> const* mean_r, same<T> const* rstd_r, view2<same<T> const> dy_rc,
+                         view2<same<T>> dx_rc, bool add, same<T>* dw_c, same<T>* db_c, arena& ws) {
   arena_scope const scope(ws);
   index_t const C = x_rc.extent[1], R = x_rc.extent[0], count = detail::blocks(R, detail::rows_per_block);
   T* const dw_partial = ws.take<T>(count * C);
@@ -183,8 +195,8 @@ struct output_stage_row {
       if (y) lanes.store(y + i, x * gate * sig);
     });
   }
-  /// y = hat w or hat w silu(z), hat = x rstd; dw and the sum of d hat are added up. Leaves x in d_o and, where the gate
-  /// came first, sigmoid(z) in dz.
+  /// y = hat w or hat w silu(z), hat = x rstd; dw and the sum of d hat are added up. Leaves x in d_o and, where the
+  /// gate came first, sigmoid(z) in dz.
   T norm_sums(bool gate_first, T const* w, T rstd, T* dw) const noexcept {
     simd::vec<Isa, T> inner{};
     simd::for_vectors<Isa, T>(n, [&](index_t i, auto const& lanes) {
@@ -257,7 +269,8 @@ void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage cons
         unit[g] = scale;
         for (index_t c = 0; c < width; c += s.weight_width)
           simd::map<Isa>(
-              s.weight_width, [=](auto const& a, auto const& b) { return a * scale * b; }, y + g * width + c, x + c, w);
+              s.weight_width, [=](auto const& a, auto const& b) { return a * scale * b; }, y + g * width + c, x + c,
+              w);
       }
       if (s.norm_width) from = y;
       if (s.gate && !s.gate_first) gate();
@@ -266,20 +279,28 @@ void output_stage_forward(device::basic_cpu<Isa, Threads> dev, output_stage cons
   });
 }
 
-/// do and dz are written, dw is added to; y is the stage's output once more, for the weights that read it (empty: not
-/// wanted).
+/// do and dz are written, dw is added to; y is the stage's output once more, for the weights that read it (empty:
+/// not wanted).
 template <class Isa, class Threads, class T>
 void output_stage_backward(device::basic_cpu<Isa, Threads> dev, output_stage const& s, view2<T const> o_rc,
-                           view2<same<T> const> z_rc, same<T> const* w, same<T> const* rstd, view2<same<T> const> dy_rc,
-                           view2<same<T>> do_rc, view2<same<T>> dz_rc, same<T>* dw, arena& ws, view2<same<T>> y_rc = {}) {
+                           view2<same<T> const> z_rc, same<T> const* w, same<T> const* rstd,
+                           view2<same<T> const> dy_rc, view2<same<T>> do_rc, view2<same<T>> dz_rc, same<T>* dw,
+                           arena& ws, view2<same<T>> y_rc = {}) {
   arena_scope const scope(ws);
   index_t const C = o_rc.extent[1], R = o_rc.extent[0], W = s.weight_width;
-  index_t const width = s.norm_width ? s.norm_width : C, groups = C / width, count = detail::blocks(R, detail::rows_per_block);
+  index_t const width = s.norm_width ? s.norm_width : C, groups = C / width,
+                count = detail::blocks(R, detail::rows_per_block);
   T* const partial = ws.take<T>(count * W);
   if (ws.measuring()) return;
   auto const part = [&](index_t r, index_t c, index_t n) {
-    return detail::output_stage_row<Isa, T>{o_rc.at(r, c), s.gate ? z_rc.at(r, c) : nullptr, dy_rc.at(r, c), do_rc.at(r, c),
-                                            s.gate ? dz_rc.at(r, c) : nullptr, y_rc ? y_rc.at(r, c) : nullptr, n, z_rc.stride[0]};
+    return detail::output_stage_row<Isa, T>{o_rc.at(r, c),
+                                            s.gate ? z_rc.at(r, c) : nullptr,
+                                            dy_rc.at(r, c),
+                                            do_rc.at(r, c),
+                                            s.gate ? dz_rc.at(r, c) : nullptr,
+                                            y_rc ? y_rc.at(r, c) : nullptr,
+                                            n,
+                                            z_rc.stride[0]};
   };
   detail::for_row_blocks(dev, R, [&](index_t b, index_t begin, index_t end) {
     T* const dw_block = partial + b * W;
@@ -309,19 +330,22 @@ void swiglu_forward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc,
   detail::for_row_blocks(dev, gate_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r)
       simd::map<Isa>(
-          gate_rc.extent[1], [](auto const& g, auto const& u) { return g * simd::sigmoid<Isa, T>(g) * u; }, y_rc.at(r),
-          gate_rc.at(r), up_rc.at(r));
+          gate_rc.extent[1], [](auto const& g, auto const& u) { return g * simd::sigmoid<Isa, T>(g) * u; },
+          y_rc.at(r), gate_rc.at(r), up_rc.at(r));
   });
 }
 
-/// d_gate and d_up are written; y is the forward's result once more, for the weights that read it (empty: not wanted).
+/// d_gate and d_up are written; y is the forward's result once more, for the weights that read it (empty: not
+/// wanted).
 template <class Isa, class Threads, class T>
 void swiglu_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc, view2<same<T> const> up_rc,
-                     view2<same<T> const> dy_rc, view2<same<T>> d_gate_rc, view2<same<T>> d_up_rc, view2<same<T>> y_rc = {}) {
+                     view2<same<T> const> dy_rc, view2<same<T>> d_gate_rc, view2<same<T>> d_up_rc,
+                     view2<same<T>> y_rc = {}) {
   detail::for_row_blocks(dev, gate_rc.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r)
       simd::for_vectors<Isa, T>(gate_rc.extent[1], [&](index_t c, auto const& lanes) {
-        auto const gate = lanes.load(gate_rc.at(r, c)), up = lanes.load(up_rc.at(r, c)), d = lanes.load(dy_rc.at(r, c));
+        auto const gate = lanes.load(gate_rc.at(r, c)), up = lanes.load(up_rc.at(r, c)),
+                   d = lanes.load(dy_rc.at(r, c));
         auto const sig = simd::sigmoid<Isa, T>(gate);
         lanes.store(d_gate_rc.at(r, c), d * up * detail::silu_slope(gate, sig));
         lanes.store(d_up_rc.at(r, c), d * gate * sig);
@@ -331,8 +355,8 @@ void swiglu_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc
 }
 
 template <class Isa, class Threads, class T>
-void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t const* position_n, double base, double direction,
-          view3<T> x_rhd, arena& ws) {
+void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t const* position_n, double base,
+          double direction, view3<T> x_rhd, arena& ws) {
   arena_scope const scope(ws);
   index_t const half = x_rhd.extent[2] / 2;
   // Sequences that begin at 0 share one table; carried ones may stand anywhere, so each row gets its own entry.
@@ -373,7 +397,8 @@ void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t con
 }
 
 template <class Isa, class Threads, class T>
-void skip_forward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, same<T> const* d_h, view3<same<T>> o_rhv) {
+void skip_forward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, same<T> const* d_h,
+                  view3<same<T>> o_rhv) {
   index_t const H = o_rhv.extent[1], V = o_rhv.extent[2];
   detail::for_row_blocks(dev, o_rhv.extent[0], [&](index_t, index_t begin, index_t end) {
     for (index_t r = begin; r < end; ++r)
@@ -388,8 +413,8 @@ void skip_forward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, sam
 
 /// dv += d_h do, dd_h += do.v
 template <class Isa, class Threads, class T>
-void skip_backward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, same<T> const* d_h, view3<same<T> const> d_o_rhv,
-                   view3<same<T>> dv_rhv, same<T>* dd_h, arena& ws) {
+void skip_backward(device::basic_cpu<Isa, Threads> dev, view3<T const> v_rhv, same<T> const* d_h,
+                   view3<same<T> const> d_o_rhv, view3<same<T>> dv_rhv, same<T>* dd_h, arena& ws) {
   arena_scope const scope(ws);
   index_t const H = d_o_rhv.extent[1], V = d_o_rhv.extent[2], R = d_o_rhv.extent[0];
   index_t const count = detail::blocks(R, detail::rows_per_block);
@@ -436,11 +461,11 @@ void embedding_backward(device::basic_cpu<Isa, Threads> dev, std::int32_t const*
   });
 }
 
-/// Sum of -log softmax(logits)[label] over the rows whose label is not negative, in double; returns how many those are.
-/// `d_logits` (may be the logits themselves, or empty) becomes scale (softmax - onehot), 0 in ignored rows.
+/// Sum of -log softmax(logits)[label] over the rows whose label is not negative, in double; returns how many those
+/// are. `d_logits` (may be the logits themselves, or empty) becomes scale (softmax - onehot), 0 in ignored rows.
 template <class Isa, class Threads, class T>
-index_t cross_entropy(device::basic_cpu<Isa, Threads> dev, view2<T const> logits_rv, std::int32_t const* labels, double scale,
-                      view2<same<T>> d_logits_rv, double* loss, arena& ws) {
+index_t cross_entropy(device::basic_cpu<Isa, Threads> dev, view2<T const> logits_rv, std::int32_t const* labels,
+                      double scale, view2<same<T>> d_logits_rv, double* loss, arena& ws) {
   arena_scope const scope(ws);
   index_t const R = logits_rv.extent[0], V = logits_rv.extent[1], count = detail::blocks(R, detail::rows_per_block);
   double* const partial = ws.take<double>(count);
@@ -462,7 +487,8 @@ index_t cross_entropy(device::basic_cpu<Isa, Threads> dev, view2<T const> logits
       partial[b] += double(most) + std::log(double(sum)) - double(target);
       if (!d) continue;
       T const factor = T(scale) / sum;
-      simd::map<Isa>(V, [=](auto const& e) { return simd::exp<Isa, T>(e - most) * factor; }, d, x);
+      simd::map<Isa>(
+          V, [=](auto const& e) { return simd::exp<Isa, T>(e - most) * factor; }, d, x);
       d[labels[r]] -= T(scale);
     }
   });

@@ -9,8 +9,8 @@
 
 #include <seqmix/tensor/device.hpp>
 
-/// Vectors by the compilers' own extension: one portable source for SSE2, AVX2, AVX-512 and NEON. Everything is inlined
-/// into kernels whose symbols carry the instruction set.
+/// Vectors by the compilers' own extension: one portable source for SSE2, AVX2, AVX-512 and NEON. Everything is
+/// inlined into kernels whose symbols carry the instruction set.
 namespace seqmix::inline v0::simd {
 
 template <class T, int Lanes>
@@ -40,7 +40,8 @@ SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) noexcept {
 /// A hint that p[ahead] will be used soon. It need not exist.
 template <class T>
 SEQMIX_INLINE void prefetch(T const* p, index_t ahead) noexcept {
-  __builtin_prefetch(reinterpret_cast<void const*>(reinterpret_cast<std::uintptr_t>(p) + std::uintptr_t(ahead) * sizeof(T)));
+  __builtin_prefetch(
+      reinterpret_cast<void const*>(reinterpret_cast<std::uintptr_t>(p) + std::uintptr_t(ahead) * sizeof(T)));
 }
 /// All lanes x; minus zero stays minus zero.
 template <class Isa, class T>
@@ -62,7 +63,8 @@ SEQMIX_INLINE T fold(vec<Isa, T> const& v, F const& f) noexcept {
   if constexpr (Width == 0)
     return v[0];
   else
-    return fold<Isa, T, Width / 2>(f(v, rotate<Width>(v, std::make_index_sequence<std::size_t(Isa::template lanes<T>)>{})), f);
+    return fold<Isa, T, Width / 2>(
+        f(v, rotate<Width>(v, std::make_index_sequence<std::size_t(Isa::template lanes<T>)>{})), f);
 }
 template <class Isa, class T>
 SEQMIX_INLINE T sum(vec<Isa, T> const& v) noexcept {
@@ -101,8 +103,8 @@ SEQMIX_INLINE void transpose_square(vec<Isa, T>* rows) noexcept {
   }
 }
 
-/// e^x, relative error below 2 units in the last place; 0 below the smallest normal result (also for -inf), inf above
-/// the largest, NaN stays NaN. The reduction x = n log 2 + r is exact to two words; e^r by its Taylor series.
+/// e^x, relative error below 2 units in the last place; 0 below the smallest normal result (also for -inf), inf
+/// above the largest, NaN stays NaN. The reduction x = n log 2 + r is exact to two words; e^r by its Taylor series.
 template <class Isa, class T>
 SEQMIX_INLINE vec<Isa, T> exp(vec<Isa, T> const& x) noexcept {
   using V = vec<Isa, T>;
@@ -179,10 +181,13 @@ struct part_of_vector {
     std::memcpy(&v, p, std::size_t(count) * sizeof(T));
     return v;
   }
-  SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) const noexcept { std::memcpy(p, &v, std::size_t(count) * sizeof(T)); }
+  SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) const noexcept {
+    std::memcpy(p, &v, std::size_t(count) * sizeof(T));
+  }
 };
-/// body(first element, lanes) for n elements a vector at a time; lanes.load and lanes.store reach the elements of one.
-/// The last vector is computed like the others, so that an element's result does not depend on where it stands.
+/// body(first element, lanes) for n elements a vector at a time; lanes.load and lanes.store reach the elements of
+/// one. The last vector is computed like the others, so that an element's result does not depend on where it
+/// stands.
 template <class Isa, class T, class Body>
 SEQMIX_INLINE void for_vectors(index_t n, Body const& body) noexcept {
   constexpr index_t w = Isa::template lanes<T>;

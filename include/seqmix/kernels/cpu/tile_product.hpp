@@ -15,8 +15,8 @@ struct tile_operand {
 
 namespace detail {
 
-/// C[Rows, Vectors lanes] (+)= A B for a few rows held in registers. The order over k is the same for every tile shape,
-/// so an element's bits do not depend on the tile, the tail or the number of rows it is computed with.
+/// C[Rows, Vectors lanes] (+)= A B for a few rows held in registers. The order over k is the same for every tile
+/// shape, so an element's bits do not depend on the tile, the tail or the number of rows it is computed with.
 template <class Isa, class T, int Rows, int Vectors>
 SEQMIX_INLINE void register_tile(index_t depth, tile_operand<T> a, T const* b, index_t b_row, T* c, index_t c_row,
                                  bool accumulate) noexcept {
@@ -26,8 +26,7 @@ SEQMIX_INLINE void register_tile(index_t depth, tile_operand<T> a, T const* b, i
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v)
-      acc[i][v] = accumulate ? simd::load<Isa>(c + i * c_row + v * w) : V{};
+    for (int v = 0; v < Vectors; ++v) acc[i][v] = accumulate ? simd::load<Isa>(c + i * c_row + v * w) : V{};
   for (index_t k = 0; k < depth; ++k) {
     T const* const bk = b + k * b_row;
     V right[std::size_t(Vectors)];
@@ -51,8 +50,8 @@ void column_panel(index_t rows, index_t depth, tile_operand<T> a, T const* b, in
                   bool accumulate) noexcept {
   index_t i = 0;
   auto const run = [&]<int Rows>(std::integral_constant<int, Rows>) {
-    register_tile<Isa, T, Rows, Vectors>(depth, {a.data + i * a.row, a.row, a.column}, b, b_row, c + i * c_row, c_row,
-                                         accumulate);
+    register_tile<Isa, T, Rows, Vectors>(depth, {a.data + i * a.row, a.row, a.column}, b, b_row, c + i * c_row,
+                                         c_row, accumulate);
     i += Rows;
   };
   while (i + 6 <= rows) run(std::integral_constant<int, 6>{});
@@ -63,9 +62,9 @@ void column_panel(index_t rows, index_t depth, tile_operand<T> a, T const* b, in
 
 }  // namespace detail
 
-/// C[rows, columns] = A[rows, depth] B[depth, columns], or += when `accumulate`. `columns` is a multiple of the vector
-/// length and B's and C's rows are padded to it; A may be transposed by its strides. Every element is the sum over k in
-/// ascending order, whatever the tile: hard selections depend on that. Work: 2 rows columns depth.
+/// C[rows, columns] = A[rows, depth] B[depth, columns], or += when `accumulate`. `columns` is a multiple of the
+/// vector length and B's and C's rows are padded to it; A may be transposed by its strides. Every element is the
+/// sum over k in ascending order, whatever the tile: hard selections depend on that. Work: 2 rows columns depth.
 template <class Isa, class T>
 void tile_product(index_t rows, index_t columns, index_t depth, tile_operand<T> a, T const* b, index_t b_row, T* c,
                   index_t c_row, bool accumulate) noexcept {
@@ -83,7 +82,8 @@ void tile_product(index_t rows, index_t columns, index_t depth, tile_operand<T> 
       j += 2 * w;
     }
   }
-  for (; j < columns; j += w) detail::column_panel<Isa, T, 1>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
+  for (; j < columns; j += w)
+    detail::column_panel<Isa, T, 1>(rows, depth, a, b + j, b_row, c + j, c_row, accumulate);
 }
 
 }  // namespace seqmix::inline v0::kernels

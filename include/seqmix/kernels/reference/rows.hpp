@@ -8,14 +8,14 @@
 #include <seqmix/tensor/formulas.hpp>
 #include <seqmix/tensor/sequences.hpp>
 
-/// Everything around a mixer as plain loops for any scalar: the oracle of kernels/cpu and, on dual numbers, of every
-/// gradient.
+/// Everything around a mixer as plain loops for any scalar: the oracle of kernels/cpu and, on dual numbers, of
+/// every gradient.
 namespace seqmix::inline v0::kernels {
 
 /// y [R,O] (+)= x [R,I] w [O,I]'
 template <class T>
-void linear_forward(device::reference, view2<T const> x_ri, view2<same<T> const> w_oi, view2<same<T>> y_ro, bool add,
-                    arena&) {
+void linear_forward(device::reference, view2<T const> x_ri, view2<same<T> const> w_oi, view2<same<T>> y_ro,
+                    bool add, arena&) {
   for (index_t r = 0; r < x_ri.extent[0]; ++r)
     for (index_t o = 0; o < w_oi.extent[0]; ++o) {
       T sum(0);
@@ -54,10 +54,11 @@ void layer_norm_forward(device::reference, view2<T const> x_rc, same<T> const* w
 
 /// How a mixer's output is normalised and gated before the last projection.
 struct output_stage {
-  index_t norm_width = 0;   ///< channels normalised together by RMS: the value width of a head, the whole width, 0: none
-  index_t weight_width = 0; ///< the weight repeats after so many channels
-  bool gate = false;        ///< multiplies by silu(z)
-  bool gate_first = false;  ///< before the norm (Mamba-2) rather than after it (RetNet)
+  index_t norm_width =
+      0;  ///< channels normalised together by RMS: the value width of a head, the whole width, 0: none
+  index_t weight_width = 0;  ///< the weight repeats after so many channels
+  bool gate = false;         ///< multiplies by silu(z)
+  bool gate_first = false;   ///< before the norm (Mamba-2) rather than after it (RetNet)
   double eps = 1e-5;
 };
 
@@ -88,12 +89,13 @@ void swiglu_forward(device::reference, view2<T const> gate_rc, view2<same<T> con
     for (index_t c = 0; c < gate_rc.extent[1]; ++c) y_rc(r, c) = silu(gate_rc(r, c)) * up_rc(r, c);
 }
 
-/// Causal depthwise convolution and SiLU: y_t = silu(b + sum_j w_j x_(t-W+1+j)), the last tap meets the current token.
-/// `window` [N,C,W-1] are the inputs before each sequence (empty: zeros), `window_out` those before the next call.
+/// Causal depthwise convolution and SiLU: y_t = silu(b + sum_j w_j x_(t-W+1+j)), the last tap meets the current
+/// token. `window` [N,C,W-1] are the inputs before each sequence (empty: zeros), `window_out` those before the next
+/// call.
 template <class T>
-void conv_forward(device::reference, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj, same<T> const* b_c,
-                  bool activation, view3<same<T> const> window_ncj, view2<same<T>> y_rc, view3<same<T>> window_out_ncj,
-                  arena&) {
+void conv_forward(device::reference, sequences const& seq, view2<T const> x_rc, view2<same<T> const> w_cj,
+                  same<T> const* b_c, bool activation, view3<same<T> const> window_ncj, view2<same<T>> y_rc,
+                  view3<same<T>> window_out_ncj, arena&) {
   index_t const C = x_rc.extent[1], W = w_cj.extent[1];
   for (index_t n = 0; n < seq.count(); ++n) {
     index_t const first = seq.begin(n), length = seq.length(n);
@@ -113,11 +115,11 @@ void conv_forward(device::reference, sequences const& seq, view2<T const> x_rc, 
   }
 }
 
-/// Rotates pairs (x_i, x_(i+d/2)) of the heads [R,H,d] by position base^(-2i/d), in place; `direction` -1 rotates back.
-/// Source: Su et al. (arXiv 2104.09864), equation 34, half-split pairing.
+/// Rotates pairs (x_i, x_(i+d/2)) of the heads [R,H,d] by position base^(-2i/d), in place; `direction` -1 rotates
+/// back. Source: Su et al. (arXiv 2104.09864), equation 34, half-split pairing.
 template <class T>
-void rope(device::reference, sequences const& seq, index_t const* position_n, double base, double direction, view3<T> x_rhd,
-          arena&) {
+void rope(device::reference, sequences const& seq, index_t const* position_n, double base, double direction,
+          view3<T> x_rhd, arena&) {
   index_t const half = x_rhd.extent[2] / 2;
   for (index_t n = 0; n < seq.count(); ++n)
     for (index_t r = seq.begin(n); r < seq.end(n); ++r)
@@ -144,14 +146,16 @@ void skip_forward(device::reference, view3<T const> v_rhv, same<T> const* d_h, v
 
 /// x [R,D] = rows of the table.
 template <class T>
-void embedding_forward(device::reference, std::int32_t const* tokens, view2<T const> table_vd, view2<same<T>> x_rd) {
+void embedding_forward(device::reference, std::int32_t const* tokens, view2<T const> table_vd,
+                       view2<same<T>> x_rd) {
   for (index_t r = 0; r < x_rd.extent[0]; ++r)
     for (index_t d = 0; d < x_rd.extent[1]; ++d) x_rd(r, d) = table_vd(tokens[r], d);
 }
 
 /// Sum of -log softmax(logits)[label] over the rows whose label is not negative; returns how many those are.
 template <class T>
-index_t cross_entropy_forward(device::reference, view2<T const> logits_rv, std::int32_t const* labels, same<T>* loss) {
+index_t cross_entropy_forward(device::reference, view2<T const> logits_rv, std::int32_t const* labels,
+                              same<T>* loss) {
   index_t counted = 0;
   *loss = T(0);
   for (index_t r = 0; r < logits_rv.extent[0]; ++r) {
