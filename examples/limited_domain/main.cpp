@@ -60,7 +60,7 @@ index_t steps_in_time(study::settings const& s, std::vector<study::domain> const
   // Measuring runs forward only, about three times as fast as training.
   double measured = 0.0;
   for (auto const& d : domains)
-    measured += double((7 * d.short_windows.size() + d.long_windows.size()) * std::size_t(s.block));
+    measured += double((8 * d.short_windows.size() + d.long_windows.size()) * std::size_t(s.block));
   double const measuring = measured / (3.0 * tokens_per_second);
   double const share = 0.97 * (60.0 * s.minutes / double(all.size()) - measuring);
   if (share < 2.0 * most)

@@ -81,14 +81,14 @@ void print_loss_table(std::vector<domain> const& domains, std::vector<result> co
   for (auto const& r : results) {
     std::printf("%-15s %9ld %9.0f %8.1f %6s", r.name.c_str(), long(r.parameters), r.tokens_per_second, r.visible,
                 r.selects_arbitrarily ? "yes" : "no");
-    if (r.points.empty()) {
+    if (r.points.empty() || r.points.back().final_bits.empty()) {
       std::printf("   not measured yet\n");
       continue;
     }
-    auto const& last = r.points.back();
-    std::printf(" %8.3f", last.bits.at(in_domain));
+    auto const& bits = r.points.back().final_bits;
+    std::printf(" %8.3f", bits.at(in_domain));
     for (auto const& d : domains)
-      if (!d.trained_on) std::printf(" %11.3f", last.bits.at(d.name));
+      if (!d.trained_on) std::printf(" %11.3f", bits.at(d.name));
     std::printf("\n");
   }
 }
@@ -145,7 +145,7 @@ void write_report(settings const& s, std::vector<domain> const& domains, std::ve
                         {"tokens_per_second", r.tokens_per_second},
                         {"mean_visible_tokens", r.visible},
                         {"arbitrary_selection", r.selects_arbitrarily}};
-    if (!r.points.empty()) line["bits_per_byte"] = r.points.back().bits;
+    if (!r.points.empty()) line["bits_per_byte"] = r.points.back().final_bits;
     auto const record = [&](std::string const& name, std::optional<gap> const& g) {
       gaps.row(
           {r.name, results.front().name, name, g ? number(g->mean) : "n/a", std::to_string(g ? g->levels : 0)});

@@ -113,10 +113,14 @@ class architecture_of final : public architecture {
   }
   static nlohmann::json measured(seqmix::train::evaluator<model_type>& evaluate, trainer_type const& trainer,
                                  std::vector<domain> const& domains, seqmix::train::metrics const& m, bool last) {
-    nlohmann::json bits;
-    for (auto const& d : domains)
-      bits[d.name] = evaluate(trainer.parameters().data(), last ? d.long_windows : d.short_windows).bits();
-    return {{"step", m.step}, {"tokens", m.tokens}, {"last", last}, {"bits_per_byte", bits}};
+    auto const bits = [&](std::vector<seqmix::data::window> domain::*windows) {
+      nlohmann::json of;
+      for (auto const& d : domains) of[d.name] = evaluate(trainer.parameters().data(), d.*windows).bits();
+      return of;
+    };
+    nlohmann::json line{{"step", m.step}, {"tokens", m.tokens}, {"bits_per_byte", bits(&domain::short_windows)}};
+    if (last) line["final_bits_per_byte"] = bits(&domain::long_windows);
+    return line;
   }
   /// Speed is kept beside the log, one line a session, since the log of a resumed run must equal that of an
   /// unbroken one.
@@ -136,8 +140,10 @@ class architecture_of final : public architecture {
   static void read_points(settings const& s, result& out) {
     for (auto const& line : seqmix::io::read_json_lines((s.out / (out.name + ".jsonl")).string())) {
       if (!line.contains("bits_per_byte")) continue;
-      point p{line.at("step").get<index_t>(), line.at("tokens").get<index_t>(), line.at("last").get<bool>(), {}};
+      point p{line.at("step").get<index_t>(), line.at("tokens").get<index_t>(), {}, {}};
       for (auto const& [name, bits] : line.at("bits_per_byte").items()) p.bits[name] = bits.template get<double>();
+      if (line.contains("final_bits_per_byte"))
+        p.final_bits = line.at("final_bits_per_byte").get<std::map<std::string, double>>();
       out.points.push_back(std::move(p));
     }
   }
