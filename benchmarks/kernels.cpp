@@ -1,0 +1,229 @@
+// The kernels alone, one thread: one sequence, 8 heads of 64 channels, or 512 channels.
+//   <kernel>_<forward|backward>/cpu/f32/<what>/T:<tokens>
+// Counters: FLOP/s counted from shapes (support/flops.hpp) and their share of the FMA peak, measured in the same
+// process.
+
+#include <string>
+
+#include <benchmark/benchmark.h>
+
+#include "support/flops.hpp"
+#include "support/machine.hpp"
+#include <seqmix/kernels/cpu/attention.hpp>
+#include <seqmix/kernels/cpu/convolution.hpp>
+#include <seqmix/kernels/cpu/recurrence.hpp>
+#include <seqmix/kernels/cpu/routed_attention.hpp>
+#include <seqmix/selectors/select.hpp>
+#include <seqmix/states/outer_product.hpp>
+#include <seqmix/tensor/philox.hpp>
+
+namespace {
+
+using namespace seqmix;
+using namespace seqmix::benchmarks;
+
+constexpr index_t heads = 8, dim = 64, channels = heads * dim, taps = 4, chunk = 128;
+
+/// Standard normal numbers times a factor.
+buffer<float> normals(index_t n, std::uint64_t seed, double factor = 1.0) {
+  buffer<float> x(n);
+  random_stream const random(seed, "benchmark");
+  for (index_t i = 0; i < n; ++i) x[i] = float(factor * random.normal(std::uint64_t(i)));
+  return x;
+}
+
+/// Times body(device, workspace), whose workspace is planned by a dry run.
+template <class Body>
+void time(benchmark::State& state, double flops, Body const& body) {
+  auto plan = arena::measure();
+  body(device::cpu{1, true}, plan);
+  buffer<std::byte> block(plan.peak());
+  arena ws(block);
+  body(device::cpu{1}, ws);
+  stopwatch watch(1);
+  for (auto _ : state) {
+    watch.start();
+    body(device::cpu{1}, ws);
+    benchmark::ClobberMemory();
+    watch.stop();
+  }
+  report_flops(state, flops * double(state.iterations()), watch.seconds(), 1);
+}
+
+/// Queries, keys, values, an output and the derivatives of all, [T,H,d] each.
+struct tokens {
+  index_t T;
+  buffer<float> q, k, v, o, d_q, d_k, d_v, d_o;
+  explicit tokens(index_t count)
+      : T(count), q(normals(count * channels, 1)), k(normals(count * channels, 2)), v(normals(count * channels, 3)),
+        o(count * channels), d_q(count * channels), d_k(count * channels), d_v(count * channels),
+        d_o(normals(count * channels, 4)) {}
+  view3<float> view(buffer<float>& x) const { return {x.data(), {T, heads, dim}}; }
+  attention_input<float> attention() { return {view(q), view(k), view(v)}; }
+  attention_gradient<float> attention_gradients() { return {view(d_q), view(d_k), view(d_v)}; }
+};
+
+attention_shape shape_of(index_t T) {
+  attention_shape s;
+  s.seq = sequences::batch(1, T);
+  s.heads = s.key_heads = s.value_heads = s.gate_heads = heads;
+  s.key_dim = s.value_dim = dim;
+  s.scale = 0.125;
+  s.select.chunk = chunk;
+  return s;
+}
+
+/// Runs one direction of an element selector's attention; without a backward to come a hard choice skips its
+/// surrogate.
+template <class Selector>
+void attention(benchmark::State& state, index_t T, bool backward, bool training, double flops) {
+  using which = typename Selector::which_type;
+  using how = typename Selector::how_type;
+  tokens x(T);
+  auto const s = shape_of(T);
+  auto keep_memory = arena::growing();
+  auto const keep = kernels::attention_saved<how, float>::carve(keep_memory, s);
+  auto const forward = [&](device::cpu dev, arena& ws) {
+    kernels::attention_forward<which, how>(dev, s, x.attention(), x.view(x.o),
+                                           training || backward ? &keep : nullptr, {}, ws);
+  };
+  if (!backward) return time(state, flops, forward);
+  auto ws = arena::growing();
+  forward(device::cpu{1}, ws);
+  time(state, flops, [&](device::cpu dev, arena& room) {
+    kernels::attention_backward<which, how>(dev, s, x.attention(), view3<float const>(x.view(x.o)), keep,
+                                            view3<float const>(x.view(x.d_o)), x.attention_gradients(), room);
+  });
+}
+
+template <class Which>
+void routed(benchmark::State& state, index_t T, bool backward, double flops) {
+  tokens x(T);
+  auto const s = shape_of(T);
+  auto keep_memory = arena::growing();
+  auto const keep = kernels::routed_saved<Which, float>::carve(keep_memory, s);
+  auto const forward = [&](device::cpu dev, arena& ws) {
+    kernels::routed_attention_forward<Which>(dev, s, x.attention(), x.view(x.o), &keep, {}, ws);
+  };
+  if (!backward) return time(state, flops, forward);
+  auto ws = arena::growing();
+  forward(device::cpu{1}, ws);
+  time(state, flops, [&](device::cpu dev, arena& room) {
+    kernels::routed_attention_backward<Which>(dev, s, x.attention(), view3<float const>(x.view(x.o)), keep,
+                                              view3<float const>(x.view(x.d_o)), x.attention_gradients(), room);
+  });
+}
+
+void recurrence(benchmark::State& state, index_t T, bool backward, double flops) {
+  using kernels::recurrence_form;
+  using states::outer_product;
+  tokens x(T);
+  auto g = normals(T * heads, 5, 0.1), d_g = buffer<float>(T * heads);
+  for (auto& e : g) e = e < 0 ? e : -e;
+  view3<float> const g_rhk(g.data(), {T, heads, 1}), d_g_rhk(d_g.data(), {T, heads, 1});
+  recurrence_shape const s{.seq = sequences::batch(1, T),
+                           .heads = heads,
+                           .query_heads = heads,
+                           .key_heads = heads,
+                           .value_heads = heads,
+                           .gate_heads = heads,
+                           .key_dim = dim,
+                           .value_dim = dim,
+                           .scale = 0.125};
+  recurrence_input<float> const in{x.view(x.q), x.view(x.k), x.view(x.v), g_rhk};
+  auto keep_memory = arena::growing();
+  auto const keep = kernels::recurrence_saved<float>::carve<device::cpu::isa>(keep_memory, s);
+  auto const forward = [&](device::cpu dev, arena& ws) {
+    kernels::recurrence_forward<recurrence_form::chunkwise, outer_product>(dev, s, in, x.view(x.o), &keep, {}, ws);
+  };
+  if (!backward) return time(state, flops, forward);
+  auto ws = arena::growing();
+  forward(device::cpu{1}, ws);
+  time(state, flops, [&](device::cpu dev, arena& room) {
+    kernels::recurrence_backward<recurrence_form::chunkwise, outer_product>(
+        dev, s, in, keep, view3<float const>(x.view(x.d_o)), {},
+        {x.view(x.d_q), x.view(x.d_k), x.view(x.d_v), d_g_rhk}, room);
+  });
+}
+
+void convolution(benchmark::State& state, index_t T, bool backward, double flops) {
+  tokens x(T);
+  auto w = normals(channels * taps, 6), d_w = buffer<float>(channels * taps), b = normals(channels, 7),
+       d_b = buffer<float>(channels);
+  auto const seq = sequences::batch(1, T);
+  auto const rows = [&](buffer<float>& r) { return view2<float>(r.data(), {T, channels}); };
+  view2<float> const taps_cj(w.data(), {channels, taps}), d_taps(d_w.data(), {channels, taps});
+  time(state, flops, [&](device::cpu dev, arena& ws) {
+    if (backward)
+      kernels::conv_backward(dev, seq, view2<float const>(rows(x.q)), taps_cj, b.data(), true, {}, rows(x.d_o), {},
+                             rows(x.d_q), d_taps, d_b.data(), {}, ws);
+    else
+      kernels::conv_forward(dev, seq, view2<float const>(rows(x.q)), taps_cj, b.data(), true, {}, rows(x.o), {},
+                            ws);
+  });
+}
+
+void linear(benchmark::State& state, index_t T, bool backward, double flops) {
+  tokens x(T);
+  auto w = normals(channels * channels, 8), d_w = buffer<float>(channels * channels);
+  auto const rows = [&](buffer<float>& r) { return view2<float>(r.data(), {T, channels}); };
+  view2<float> const w_oi(w.data(), {channels, channels}), dw_oi(d_w.data(), {channels, channels});
+  time(state, flops, [&](device::cpu dev, arena& ws) {
+    if (!backward) return kernels::linear_forward(dev, view2<float const>(rows(x.q)), w_oi, rows(x.o), false, ws);
+    kernels::linear_backward_input(dev, view2<float const>(rows(x.d_o)), w_oi, rows(x.d_q), false, ws);
+    kernels::linear_backward_weight(dev, view2<float const>(rows(x.d_o)), rows(x.q), dw_oi, ws);
+  });
+}
+
+/// Both directions at both lengths; run(state, T, backward, flops) with forward(T) operations forward.
+template <class Forward, class Run>
+void add(std::string const& kernel, std::string const& what, Forward const& forward, Run const& run) {
+  for (index_t T : {256, 2048})
+    for (bool backward : {false, true})
+      benchmark::RegisterBenchmark(
+          (kernel + (backward ? "_backward" : "_forward") + "/cpu/f32/" + what + "/T:" + std::to_string(T)).c_str(),
+          [=](benchmark::State& state) {
+            double const flops = forward(T);
+            run(state, T, backward, backward ? backward_flops(flops) : flops);
+          })
+          ->Unit(benchmark::kMillisecond);
+}
+
+void add_all() {
+  using namespace selectors;
+  auto const soft = [](index_t T) { return attention_flops(causal_pairs(T), heads, dim, dim); };
+  add("attention", "softmax", soft, [](benchmark::State& s, index_t T, bool backward, double flops) {
+    attention<seqmix::select<all, softmax>>(s, T, backward, true, flops);
+  });
+  add("attention", "top1_element", soft, [](benchmark::State& s, index_t T, bool backward, double flops) {
+    attention<top1_element<>>(s, T, backward, true, flops);
+  });
+  for (index_t T : {256, 2048})
+    benchmark::RegisterBenchmark(("attention_inference/cpu/f32/top1_element/T:" + std::to_string(T)).c_str(),
+                                 [=](benchmark::State& s) {
+                                   attention<top1_element<>>(s, T, false, false,
+                                                             hard_attention_flops(causal_pairs(T), heads, dim));
+                                 })
+        ->Unit(benchmark::kMillisecond);
+  add(
+      "attention", "top1_chunk", [](index_t T) { return attention_flops(chunk_pairs(T, chunk), heads, dim, dim); },
+      [](benchmark::State& s, index_t T, bool backward, double flops) {
+        routed<typename top1_chunk<>::which_type>(s, T, backward, flops);
+      });
+  add(
+      "recurrence", "outer_product", [](index_t T) { return recurrence_flops(T, heads, dim, dim); }, recurrence);
+  add(
+      "convolution", "silu", [](index_t T) { return convolution_flops(T, channels, taps); }, convolution);
+  add(
+      "linear", "512x512", [](index_t T) { return linear_flops(T, channels, channels); }, linear);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  add_all();
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
