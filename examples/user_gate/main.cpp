@@ -33,6 +33,6 @@ int main() {
     if (step % 20 == 0 || step == 59) std::printf("step %2d: %.4f nats a token\n", step, sum.loss / 8);
     slope.fill(0);
     m.backward(memory, weights.data(), text, slope.data());
-    for (index_t i = 0; i < weights.size(); ++i) weights[i] -= 0.3f * slope[i];
+    for (index_t i = 0; i < weights.size(); ++i) weights[i] -= 0.1f * slope[i];
   }
 }

@@ -155,7 +155,7 @@ class header_parser {
   bool number_unsigned(std::uint64_t value) {
     auto& entry = current();
     if (place_ == place::shape) {
-      if (value > std::uint64_t(std::numeric_limits<index_t>::max())) unexpected(std::to_string(value));
+      if (value > std::uint64_t((std::numeric_limits<index_t>::max)())) unexpected(std::to_string(value));
       if (entry.tensor.shape.size() == max_rank) refuse("has more than ", max_rank, " axes");
       entry.tensor.shape.push_back(index_t(value));
     } else if (place_ == place::offsets) {

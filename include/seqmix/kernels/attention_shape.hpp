@@ -30,7 +30,8 @@ struct attention_input {
   index_t past(index_t n) const noexcept { return past_length ? past_length[n] : 0; }
 };
 
-/// Where the derivatives go; layouts as in attention_input. Written, not added; empty views are left out.
+/// Where the derivatives go; layouts as in attention_input. Written, not added. Those of q, k and v are always
+/// wanted, the others may be empty.
 template <class T>
 struct attention_gradient {
   view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
@@ -80,7 +81,7 @@ inline void validate(attention_shape const& s, which_spec const& which) {
         "seqmix: attention: shared_choice is for selectors that choose chunks; this one chooses none");
 }
 
-/// Checks the views that a backward writes: shapes and contiguous last axes, empty ones left out.
+/// Checks the views that a backward always writes: shapes and contiguous last axes.
 template <class T>
 void validate_gradient(attention_shape const& s, attention_gradient<T> const& d) {
   index_t const R = s.seq.rows();

@@ -32,7 +32,8 @@ struct recurrence_input {
   view4<T const> initial_nhkv{};
 };
 
-/// Where the derivatives go; layouts as in recurrence_input. Written, not added; empty views are left out.
+/// Where the derivatives go; layouts as in recurrence_input. Written, not added. Those of q, k and v are always
+/// wanted, the others may be empty.
 template <class T>
 struct recurrence_gradient {
   view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};

@@ -152,7 +152,7 @@ class trainer {
     auto const* const y = y_.data() + micro * o_.batch * o_.block;
     model_.forward(memory_, parameters_.data(), x);
     auto const sum = model_.loss(memory_, y, scale);
-    require_finite("loss", sum.loss, sum.loss / double(std::max(sum.counted, index_t(1))));
+    require_finite("loss", sum.loss, sum.loss / double((std::max)(sum.counted, index_t(1))));
     model_.backward(memory_, parameters_.data(), x, gradients_.data());
     return sum.loss;
   }

@@ -154,7 +154,7 @@ class chunk_tiles {
         for (index_t i = 0; i < rows.count; ++i) {
           auto const seen = rows.seen[std::size_t(i)];
           index_t const end = (std::min)(seen.end, limit);
-          if (std::max(seen.begin, begin) >= end) continue;
+          if ((std::max)(seen.begin, begin) >= end) continue;
           first = (std::min)(first, i);
           last = i + 1;
           tile.end = (std::max)(tile.end, end);
