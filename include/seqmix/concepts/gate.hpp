@@ -12,20 +12,41 @@ namespace seqmix::inline v0 {
 /// On which axis one number of a gate lives.
 enum class axis { head, head_key };
 
-/// Where the raw values of a gate come from; the library owns the projection.
-enum class feed { nothing, linear };
+/// What turns the layer's input into the raw values of a gate; the library owns the projection.
+enum class feed {
+  nothing,
+  linear,         ///< W x
+  low_rank,       ///< W_up f(W_down x), the rank an option of the layer
+  block_diagonal  ///< W x with one square block per group of channels (RG-LRU)
+};
+/// f of a low-rank feed.
+enum class hidden { identity, tanh };
+/// What that projection reads: the layer's (normed, shifted) input or the convolved values.
+enum class feed_source { input, convolved };
 
 /// The declared surrounding of a gate's formula.
 struct gate_spec {
-  axis raw = axis::head;      ///< on which axis one raw value lives
-  int raws = 0;               ///< how many raw values the formula takes: 0, 1 or 2
-  axis decay = axis::head;    ///< on which axis the decay lives
-  feed from = feed::nothing;  ///< what feeds the raw values
-  bool bias = false;          ///< whether that projection has a bias
-  bool decays = true;         ///< false: the log-decay is always 0 and costs nothing
-  bool writes = false;        ///< true: `gate_value::write` scales what is written
+  axis raw = axis::head;                    ///< on which axis one raw value lives
+  int raws = 0;                             ///< how many raw values the formula takes: 0, 1 or 2
+  axis decay = axis::head;                  ///< on which axis the decay lives
+  feed from = feed::nothing;                ///< what feeds the raw values
+  bool bias = false;                        ///< whether that projection has a bias
+  bool decays = true;                       ///< false: the log-decay is always 0 and costs nothing
+  bool writes = false;                      ///< true: `gate_value::write` scales what is written
+  hidden inside = hidden::identity;         ///< of a low-rank feed
+  feed_source source = feed_source::input;  ///< what the projection reads
+  /// True: a decay per key channel is the product of a rate per head and key and a step per head and token,
+  /// log_decay = -exp(log_rate(p) + log_step(raw, p)), so that [R,H,K] decays are never stored (Mamba-1).
+  bool factored = false;
   /// No raw values: the same decay at every token (RetNet, ALiBi).
   constexpr bool constant() const noexcept { return decays && raws == 0; }
+};
+
+/// Where the value of a gate's parameter comes from.
+enum class parameter_source {
+  own,                ///< a tensor of its layer
+  cumulative_softmax  ///< sum over m <= layer of softmax over layers of one tensor [layers, elements] of the whole
+                      ///< model, less its first term: HGRN's lower bounds, 0 in layer 0
 };
 
 /// One parameter of a gate: its name, its axis (may be coarser than the decay's) and how it is trained.
@@ -34,6 +55,8 @@ struct gate_parameter {
   axis on = axis::head;
   bool weight_decay = false;
   bool trained = true;
+  bool log_rate = false;  ///< adding delta to it multiplies the decay rate by e^delta
+  parameter_source source = parameter_source::own;
 };
 
 /// Which element of a parameter is initialised, and the random number it may use.
@@ -76,6 +99,26 @@ concept has_forward_on = requires(std::array<T, raws<G>> const& raw, std::array<
 /// A formula is needed for plain numbers and for the dual numbers that differentiate it.
 template <class G>
 concept has_forward = has_forward_on<G, double> && has_forward_on<G, dual<double, 2>>;
+/// Optional: the value at the first token of a sequence where it differs (RG-LRU's multiplier is 1 there).
+template <class G>
+concept has_first = requires(std::array<dual<double, 2>, raws<G>> const& raw,
+                             std::array<dual<double, 2>, parameters<G>> const& p) {
+  { G::template first<dual<double, 2>>(raw, p) }
+  noexcept->std::same_as<gate_value<dual<double, 2>>>;
+};
+/// Optional: start value of the projection's bias, raw value i at an element; else 0.
+template <class G>
+concept has_bias_initial = requires(gate_element const& e) {
+  { G::bias_initial(std::size_t(0), e) } -> std::same_as<double>;
+};
+/// Of a factored gate: the two summands in the exponent.
+template <class G>
+concept has_factors = requires(std::array<double, raws<G>> const& raw, std::array<double, parameters<G>> const& p) {
+  { G::template log_rate<double>(p) }
+  noexcept->std::same_as<double>;
+  { G::template log_step<double>(raw, p) }
+  noexcept->std::same_as<double>;
+};
 template <class G>
 concept has_noexcept_forward = noexcept(G::template forward<double>({}, {}));
 template <class G>
@@ -100,9 +143,13 @@ concept has_pullback = requires(std::array<T, raws<G>> raw, std::array<T, parame
 ///   `initial(i, element)`  start value of parameter i at one element
 ///   `forward<T>(raw, p)`   noexcept, the formula: gate_value<T> from spec.raws raw values and the parameters
 ///   `pullback<T>(raw, p, d_log_decay, d_write, d_raw, d_p)`  optional, writes d_raw and d_p
+///   `first<T>(raw, p)`     optional, noexcept: the value at a sequence's first token where it differs
+///   `bias_initial(i, element)`  optional: start value of the bias of raw value i, else 0
+///   `log_rate<T>(p)`, `log_step<T>(raw, p)`  noexcept, of a factored gate
 template <class G>
 concept gate = gate_detail::has_name<G> && gate_detail::has_spec<G> && gate_detail::has_parameters<G> &&
-    gate_detail::has_forward<G> && gate_detail::has_noexcept_forward<G> && gate_detail::has_initial<G>;
+    gate_detail::has_forward<G> && gate_detail::has_noexcept_forward<G> && gate_detail::has_initial<G> &&
+    (!G::spec.factored || gate_detail::has_factors<G>);
 
 /// Prose for an author: `static_assert(seqmix::explain_gate<my_gate>());` says what to add.
 template <class G>
@@ -117,6 +164,9 @@ consteval bool explain_gate() {
                   "std::array<T, parameters> const&) noexcept; it must take dual numbers too");
     static_assert(gate_detail::has_initial<G>,
                   "seqmix gate: add static double initial(std::size_t parameter, gate_element const&)");
+    static_assert(!G::spec.factored || gate_detail::has_factors<G>,
+                  "seqmix gate: a factored gate needs template <class T> static T log_rate(p) noexcept and "
+                  "T log_step(raw, p) noexcept, with log_decay = -exp(log_rate + log_step)");
     if constexpr (gate_detail::has_forward<G>)
       static_assert(gate_detail::has_noexcept_forward<G>, "seqmix gate: make forward noexcept");
   }

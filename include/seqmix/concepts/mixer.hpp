@@ -26,12 +26,14 @@ struct mixer_shape {
 };
 
 /// What a mixer reads, rows R = batch x time or packed. g <= 0 are log-decays [R,Hg,1|K], row stride 0 when
-/// constant.
+/// constant. With `rate` [Hg,K] >= 0 the log-decay of key channel k is the bounded g rate_k and g is [R,Hg,1].
 template <class T>
 struct mixer_input {
   view3<T const> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view2<T const> write_rh{};  ///< scales what is written; empty: 1
-  view2<T const> beta_rh{};   ///< the delta rule's strength; empty: 1
+  view2<T const> write_rh{};        ///< scales what is written; empty: 1
+  view2<T const> beta_rh{};         ///< the delta rule's strength [R,Hg]; empty: 1
+  view3<T const> a_rhk{}, b_rhk{};  ///< of states that read them [R,Hk,K]
+  view2<T const> rate_hk{};         ///< empty: 1
 };
 
 /// Where the derivatives of a mixer's input go; written, not added.
@@ -39,6 +41,8 @@ template <class T>
 struct mixer_gradient {
   view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
   view2<T> write_rh{}, beta_rh{};
+  view3<T> a_rhk{}, b_rhk{};
+  view2<T> rate_hk{};
 };
 
 namespace mixer_detail {

@@ -10,24 +10,36 @@ namespace seqmix::inline v0 {
 
 /// What a state is made of.
 enum class state_kind {
-  history,  ///< every key and value (a cache that grows)
-  matrix    ///< K x V numbers per head, whatever the length
+  history,     ///< every key and value (a cache that grows)
+  matrix,      ///< K x V numbers per head, whatever the length
+  elementwise  ///< a matrix with K = 1 that neither keys nor queries address: one number per head and value channel
+};
+
+/// When a state is read.
+enum class read_order {
+  inclusive,  ///< o_t = S_t' q_t
+  exclusive  ///< o_t = S_{t-1}' q_t, neither decayed by nor holding token t; an own-token term adds what is missing
 };
 
 struct state_spec {
   state_kind kind = state_kind::matrix;
-  bool low_rank = false;    ///< the update erases along b (a' S); false: a and b are 0 and never formed
-  bool reads_beta = false;  ///< the update takes a strength beta per head and token
+  bool low_rank = false;        ///< the update erases along b (a' S); false: a and b are 0 and never formed
+  bool reads_beta = false;      ///< the update takes a strength beta per head and token
+  bool reads_low_rank = false;  ///< the update takes the vectors a and b of each head and token as they are
+  bool shares_write = false;    ///< b = w: the update is S = Diag(e^g) S + w (v + S' a)'
+  read_order read = read_order::inclusive;
 };
 
 /// What one token offers to one head: its key [K], the factors e^g [K] (one number repeated for a per-head gate),
-/// the gate's write scale and the strength beta.
+/// the gate's write scale, the strength beta, and a and b [K] where the spec reads them (else nullptr).
 template <class T>
 struct state_token {
   T const* key;
   T const* factor;
   index_t keys;
   T write, beta;
+  T const* a = nullptr;
+  T const* b = nullptr;
 };
 
 /// Coefficients of the generic step  S_t = Diag(e^g) S + b (a' S) + w v',  each [K]; a acts on the undecayed S.
@@ -41,6 +53,8 @@ template <class T>
 struct state_token_gradient {
   T *key, *factor;
   T write, beta;
+  T* a = nullptr;
+  T* b = nullptr;
 };
 
 namespace state_detail {
