@@ -33,6 +33,7 @@ struct gate_spec {
   bool bias = false;                        ///< whether that projection has a bias
   bool decays = true;                       ///< false: the log-decay is always 0 and costs nothing
   bool writes = false;                      ///< true: `gate_value::write` scales what is written
+  bool log_write = false;                   ///< true: `write` is the logarithm of that scale (stabilised states)
   hidden inside = hidden::identity;         ///< of a low-rank feed
   feed_source source = feed_source::input;  ///< what the projection reads
   /// True: a decay per key channel is the product of a rate per head and key and a step per head and token,

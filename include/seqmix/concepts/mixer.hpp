@@ -42,7 +42,8 @@ struct mixer_gradient {
   view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
   view2<T> write_rh{}, beta_rh{};
   view3<T> a_rhk{}, b_rhk{};
-  view2<T> rate_hk{};
+  view2<T> rate_hk{}, bonus_hk{};
+  view<T, 1> sink_h{};
 };
 
 namespace mixer_detail {

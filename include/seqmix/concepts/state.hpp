@@ -10,9 +10,11 @@ namespace seqmix::inline v0 {
 
 /// What a state is made of.
 enum class state_kind {
-  history,     ///< every key and value (a cache that grows)
-  matrix,      ///< K x V numbers per head, whatever the length
-  elementwise  ///< a matrix with K = 1 that neither keys nor queries address: one number per head and value channel
+  history,      ///< every key and value (a cache that grows)
+  matrix,       ///< K x V numbers per head, whatever the length
+  elementwise,  ///< a matrix with K = 1 that neither keys nor queries address: one number per head and value
+                ///< channel
+  stabilised    ///< a matrix and a normaliser written with weights e^write, kept relative to a running maximum
 };
 
 /// When a state is read.
