@@ -34,6 +34,9 @@ struct mixer_input {
   view2<T const> beta_rh{};         ///< the delta rule's strength [R,Hg]; empty: 1
   view3<T const> a_rhk{}, b_rhk{};  ///< of states that read them [R,Hk,K]
   view2<T const> rate_hk{};         ///< empty: 1
+  /// Of stabilised states that are read before they are written: joins the own token's log-weight [H,K].
+  view2<T const> bonus_hk{};
+  view<T const, 1> sink_h{};  ///< of softmax: e^sink joins the denominator [H]; empty: nothing does
 };
 
 /// Where the derivatives of a mixer's input go; written, not added.
