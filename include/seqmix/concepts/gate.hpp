@@ -20,7 +20,7 @@ enum class feed {
   block_diagonal  ///< W x with one square block per group of channels (RG-LRU)
 };
 /// f of a low-rank feed.
-enum class hidden { identity, tanh };
+enum class hidden { identity, tanh, sigmoid };
 /// What that projection reads: the layer's (normed, shifted) input or the convolved values.
 enum class feed_source { input, convolved };
 
@@ -174,6 +174,32 @@ consteval bool explain_gate() {
   return gate<G>;
 }
 
+namespace gate_detail {
+
+/// d_raw and d_p of a formula f(raw, p) on dual numbers, whose result `combine` turns into one derivative a
+/// direction.
+template <class G, class T, class Formula, class Combine>
+void dual_pullback(std::array<T, raws<G>> const& raw, std::array<T, parameters<G>> const& p,
+                   std::array<T, raws<G>>& d_raw, std::array<T, parameters<G>>& d_p, Formula const& f,
+                   Combine const& combine) noexcept {
+  constexpr std::size_t nr = raws<G>, np = parameters<G>;
+  using number = dual<T, nr + np>;
+  std::array<number, nr> raw_dual{};
+  std::array<number, np> p_dual{};
+  for (std::size_t i = 0; i < nr; ++i) raw_dual[i] = number(raw[i]), raw_dual[i].slope[i] = T(1);
+  for (std::size_t i = 0; i < np; ++i) p_dual[i] = number(p[i]), p_dual[i].slope[nr + i] = T(1);
+  auto const out = f(raw_dual, p_dual);
+  for (std::size_t i = 0; i < nr; ++i) d_raw[i] = combine(out, i);
+  for (std::size_t i = 0; i < np; ++i) d_p[i] = combine(out, nr + i);
+}
+/// derivative * slope, 0 where the slope is 0 whatever the derivative.
+template <class T>
+T through(T derivative, T slope) noexcept {
+  return slope == T(0) ? T(0) : derivative * slope;
+}
+
+}  // namespace gate_detail
+
 /// Derivatives of a gate's value: by its own pullback, or by running the formula on dual numbers.
 template <gate G, std::floating_point T>
 void gate_pullback(std::array<T, gate_detail::raws<G>> const& raw,
@@ -184,20 +210,15 @@ void gate_pullback(std::array<T, gate_detail::raws<G>> const& raw,
   if constexpr (gate_detail::has_pullback<G, T>) {
     G::template pullback<T>(raw, p, d_log_decay, d_write, d_raw, d_p);
   } else if constexpr (nr + np > 0) {
-    using number = dual<T, nr + np>;
-    std::array<number, nr> raw_dual{};
-    std::array<number, np> p_dual{};
-    for (std::size_t i = 0; i < nr; ++i) raw_dual[i] = number(raw[i]), raw_dual[i].slope[i] = T(1);
-    for (std::size_t i = 0; i < np; ++i) p_dual[i] = number(p[i]), p_dual[i].slope[nr + i] = T(1);
-    auto const out = G::template forward<number>(raw_dual, p_dual);
-    auto const decay = bounded_log_decay(out.log_decay);
-    auto const part = [&](std::size_t i) {
-      T const through_decay = decay.slope[i] == T(0) ? T(0) : d_log_decay * decay.slope[i];
-      T const through_write = out.write.slope[i] == T(0) ? T(0) : d_write * out.write.slope[i];
-      return through_decay + through_write;
-    };
-    for (std::size_t i = 0; i < nr; ++i) d_raw[i] = part(i);
-    for (std::size_t i = 0; i < np; ++i) d_p[i] = part(nr + i);
+    gate_detail::dual_pullback<G>(
+        raw, p, d_raw, d_p,
+        [](auto const& raw_dual, auto const& p_dual) {
+          return G::template forward<dual<T, nr + np>>(raw_dual, p_dual);
+        },
+        [&](auto const& out, std::size_t i) {
+          return gate_detail::through(d_log_decay, bounded_log_decay(out.log_decay).slope[i]) +
+                 gate_detail::through(d_write, out.write.slope[i]);
+        });
   }
 }
 

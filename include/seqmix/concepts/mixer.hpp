@@ -37,6 +37,7 @@ struct mixer_input {
   /// Of stabilised states that are read before they are written: joins the own token's log-weight [H,K].
   view2<T const> bonus_hk{};
   view<T const, 1> sink_h{};  ///< of softmax: e^sink joins the denominator [H]; empty: nothing does
+  view3<T const> mix_rhn{};   ///< of gated sums: the weight of each member's output [R,H,members]
 };
 
 /// Where the derivatives of a mixer's input go; written, not added.
@@ -47,6 +48,7 @@ struct mixer_gradient {
   view3<T> a_rhk{}, b_rhk{};
   view2<T> rate_hk{}, bonus_hk{};
   view<T, 1> sink_h{};
+  view3<T> mix_rhn{};
 };
 
 namespace mixer_detail {

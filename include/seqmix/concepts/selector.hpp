@@ -43,6 +43,8 @@ struct selection {
   index_t window = 0;          ///< keys a query sees counting itself, for the windowed selectors
   index_t chunk = 0;           ///< keys per chunk, counted from the start of the sequence, for the routed selectors
   bool shared_choice = false;  ///< one choice for all query heads that share a key head
+  index_t top_k = 1;           ///< chunks a query chooses, its own never counted, for the selectors of several
+  bool router_bias = false;    ///< mean-key scores add the mean of the gate's biases of the chunk's visible keys
 };
 
 /// The numbers of a selector that may change during a run.
@@ -61,6 +63,9 @@ enum class chunk_gradient { index_constant, chunk_straight_through, gated };
 /// Which softmax over the chunks chunk_straight_through takes for its surrogate.
 enum class chunk_probability { mass, score };
 
+/// Which earlier chunks are chosen whatever their scores; they count as chosen.
+enum class forced_chunks { none, first_and_previous };
+
 /// What a `which` promises about itself.
 struct which_spec {
   bool full_sequence = true;  ///< every earlier key can receive weight, at any distance
@@ -71,6 +76,12 @@ struct which_spec {
   chunk_score score = chunk_score::mean_key;
   chunk_gradient gradient = chunk_gradient::index_constant;
   chunk_probability probability = chunk_probability::mass;
+  bool several = false;  ///< chooses selection::top_k chunks, all candidates where there are fewer; else one
+  forced_chunks forced = forced_chunks::none;
+  /// Heads that share a key head choose together, by softmaxes over all complete chunks (the query's own among them
+  /// when the query ends it), which are the weights of attention to `compressed` keys.
+  bool by_compression = false;
+  bool compressed = false;  ///< its keys and values are the means of complete chunks, counted in chunks
 };
 
 /// What a `how` promises about itself.
@@ -79,6 +90,7 @@ struct how_spec {
   bool non_uniform = true;        ///< can put nearly all weight on one key whatever the others are
   bool hard = false;              ///< keeps one key and remembers which
   bool soft_output = false;       ///< its backward needs the softmax output beside the hard one
+  bool takes_sink = false;        ///< a weight without a value may join its denominator
 };
 
 /// The output of one query: soft * (what was accumulated) + hard * (the value of key `chosen`).
@@ -148,11 +160,21 @@ concept has_pullback = requires(typename H::template saved<double> const& saved,
   { H::template pullback<portable_isa>(saved, g, score, gv, d_score, n, n, k) }
   noexcept->std::same_as<void>;
 };
+/// Of those whose spec takes a sink.
+template <class H>
+concept has_sink = requires(typename H::template saved<double> const& saved, row_gradient<double> const& g,
+                            double sink) {
+  { H::template start<double>(sink) }
+  noexcept->std::same_as<typename H::template row<double>>;
+  { H::template sink_pullback<double>(saved, g, sink) }
+  noexcept->std::same_as<double>;
+};
 }  // namespace selector_detail
 
 /// Which of the keys are visible? A stateless type with
 ///   `name`, `spec`  which_spec: its promises
-///   `blocks(query, choice, selection)`  noexcept, the visible ranges of a query counted from the sequence's start
+///   `blocks(query, choice, selection)`  noexcept, the visible ranges of a query counted from the sequence's start;
+///                   a query that chose several chunks sees the union over its choices
 /// Chunk scores of routed selectors belong to the library; they are named in `spec`.
 template <class W>
 concept which =
@@ -171,10 +193,12 @@ concept which =
 ///   scores
 ///                   become the weights on dv in place
 ///   `soft(knobs, training)`  whether values have to be accumulated at all
+///   `start(sink)`, `sink_pullback(saved, row_gradient, sink)`  where spec.takes_sink: a row that begins with the
+///                   weight e^sink on nothing, and the sink's derivative by that row
 template <class H>
 concept how = selector_detail::has_name<H> && selector_detail::has_how_spec<H> && selector_detail::has_weights<H> &&
     selector_detail::has_soft<H> && selector_detail::has_absorb<H> && selector_detail::has_finish<H> &&
-    selector_detail::has_pullback<H>;
+    selector_detail::has_pullback<H> &&(!H::spec.takes_sink || selector_detail::has_sink<H>);
 
 /// Which of it is read, with what weights?
 template <class Which, class How>

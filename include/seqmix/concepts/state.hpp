@@ -59,6 +59,21 @@ struct state_token_gradient {
   T* b = nullptr;
 };
 
+/// Where the running maximum of a stabilised state starts.
+enum class stabiliser_start {
+  none,  ///< -inf: the first token sets it
+  zero
+};
+
+/// What a stabilised state is: a matrix C [K,V] and a normaliser n [K], both written with weights e^write and kept
+/// relative to a running maximum m of the log-weights.
+struct stabilised_spec {
+  bool keyed = true;   ///< addressed by keys and queries; false: K = 1 and neither is read
+  bool floor = false;  ///< the denominator is max(|n' q|, e^-m) + eps; false: n' q + eps
+  double eps = 0.0;    ///< added in the stabilised scale
+  stabiliser_start start = stabiliser_start::none;
+};
+
 namespace state_detail {
 template <class S>
 concept has_name = requires {
@@ -81,13 +96,21 @@ concept has_pullback = requires(state_token<double> const& token, state_update<d
   { S::template pullback<double>(token, d, out) }
   noexcept->std::same_as<void>;
 };
+template <class S>
+concept has_stabilised = requires {
+  { S::stabilised } -> std::convertible_to<stabilised_spec>;
+};
 }  // namespace state_detail
 
 /// What is remembered? A stateless type with `name` and `spec` (state_spec); a matrix state also with
 ///   `coefficients(token, update)`  noexcept, for any scalar: fills w, and a and b when spec.low_rank
 ///   `pullback(token, d_update, d_token)`  noexcept, adds to the derivatives of the token
+/// and a stabilised one `stabilised` (stabilised_spec).
 template <class S>
 concept state = state_detail::has_name<S> && state_detail::has_spec<S> &&
-    (S::spec.kind == state_kind::history || (state_detail::has_coefficients<S> && state_detail::has_pullback<S>));
+    (S::spec.kind == state_kind::history ||
+     (S::spec.kind == state_kind::stabilised
+          ? state_detail::has_stabilised<S>
+          : (state_detail::has_coefficients<S> && state_detail::has_pullback<S>)));
 
 }  // namespace seqmix::inline v0

@@ -10,7 +10,7 @@ namespace seqmix::inline v0::gates {
 struct constant {
   static constexpr std::string_view name = "constant";
   static constexpr gate_spec spec{};
-  static constexpr std::array<gate_parameter, 1> parameters{{{.name = "log_rate"}}};
+  static constexpr std::array<gate_parameter, 1> parameters{{{.name = "log_rate", .log_rate = true}}};
   static double initial(std::size_t, gate_element const& e) {
     double const place = e.heads > 1 ? double(e.head) / double(e.heads - 1) : 0.5;
     return -(std::log(4.0) + place * std::log(64.0));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
 
@@ -34,6 +35,11 @@ class sequences {
   index_t begin(index_t n) const noexcept { return offsets_ ? offsets_[n] : n * length_; }
   index_t end(index_t n) const noexcept { return begin(n + 1); }
   index_t length(index_t n) const noexcept { return end(n) - begin(n); }
+  /// The sequence that holds row r of [0, rows()).
+  index_t holder(index_t r) const noexcept {
+    if (!offsets_) return r / length_;
+    return index_t(std::upper_bound(offsets_, offsets_ + count_ + 1, r) - offsets_) - 1;
+  }
   index_t longest() const noexcept {
     if (!offsets_) return count_ > 0 ? length_ : 0;
     index_t most = 0;
