@@ -178,8 +178,10 @@ void check_model_pieces(typename Layer::options const& o, std::vector<index_t> c
   DOCTEST_CHECK(std::abs(loss - whole.loss) <= 1e-12 * whole.loss);
   buffer<double> d(m.size());
   auto d_final = new_state();
+  d_final.zero();
   for (std::size_t i = done.size(); i-- > 0;) {
     auto d_initial = new_state();
+    d_initial.zero();
     m.model.backward(done[i].mem, m.parameters.data(), done[i].tokens.data(), d.data(), &states[i], &d_final,
                      &d_initial);
     d_final = std::move(d_initial);

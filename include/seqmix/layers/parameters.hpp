@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -17,14 +18,14 @@ struct initial_element {
   index_t layer, layers;
   double uniform;  ///< in (0, 1)
   double normal;   ///< standard normal
-  double a, b;     ///< numbers of the initialiser
+  double a, b, c;  ///< numbers of the initialiser
 };
 
 /// A rule for start values: a function of the element alone, so that the same seed gives the same bits on any
 /// number of threads and whatever other tensors exist.
 struct initialiser {
   double (*value)(initial_element const&) = nullptr;
-  double a = 0.0, b = 0.0;
+  double a = 0.0, b = 0.0, c = 0.0;
 };
 
 namespace init {
@@ -42,7 +43,11 @@ inline initialiser fan_in(double factor = 1.0) {
   return {[](initial_element const& e) { return e.a * (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns)); },
           factor, 0.0};
 }
-/// The same divided by sqrt(layers): Mamba's output projections.
+/// N(0, 1/fan in) times a factor.
+inline initialiser normal_fan_in(double factor = 1.0) {
+  return {[](initial_element const& e) { return e.a * e.normal / std::sqrt(double(e.columns)); }, factor};
+}
+/// The same as fan_in divided by sqrt(layers): Mamba's output projections.
 inline initialiser fan_in_per_layer() {
   return {[](initial_element const& e) {
             return (2.0 * e.uniform - 1.0) / std::sqrt(double(e.columns) * double(e.layers > 0 ? e.layers : 1));
@@ -68,6 +73,7 @@ struct parameter {
   initialiser initial;
   bool weight_decay = false;
   bool trained = true;
+  bool log_rate = false;  ///< a gate's: adding delta multiplies its decay rates by e^delta
   optimiser_group group = optimiser_group::matrix;
   index_t layer = 0, layers = 1;
   index_t offset = 0;
@@ -117,6 +123,12 @@ class parameter_list {
       if (other.name == p.name) return {other.offset, other.rows(), other.columns()};
     return add(std::move(p));
   }
+  /// True for the first layer that asks under this name: it writes what later ones read from the stream.
+  bool claim(std::string_view name) {
+    if (std::find(claimed_.begin(), claimed_.end(), name) != claimed_.end()) return false;
+    claimed_.emplace_back(name);
+    return true;
+  }
   /// Elements of the whole buffer, gaps included.
   index_t size() const noexcept { return size_; }
   /// Numbers that are trained or fixed, gaps left out.
@@ -147,8 +159,8 @@ class parameter_list {
       index_t const columns = p.columns();
       for (index_t i = 0; i < p.size(); ++i) {
         auto const u = std::uint64_t(i);
-        initial_element const e{i / columns, p.rows(),          i % columns,      columns,     p.layer,
-                                p.layers,    random.uniform(u), random.normal(u), p.initial.a, p.initial.b};
+        initial_element const e{i / columns,       p.rows(),         i % columns, columns,     p.layer,    p.layers,
+                                random.uniform(u), random.normal(u), p.initial.a, p.initial.b, p.initial.c};
         base[p.offset + i] = T(p.initial.value(e));
       }
     }
@@ -156,6 +168,7 @@ class parameter_list {
 
  private:
   std::vector<parameter> list_;
+  std::vector<std::string> claimed_;
   index_t size_ = 0;
 };
 
@@ -171,17 +184,19 @@ class parameter_room {
       : list_(list), room_(std::move(room)), at_(at) {}
   parameter_room inner(std::string_view name) const { return {list_, room_ + "." + std::string(name), at_}; }
   layer_position position() const noexcept { return at_; }
+  bool claim(std::string_view name) { return list_.claim(name); }
 
   weight matrix(std::string_view name, index_t rows, index_t columns, initialiser initial) {
     return add({.name = full(name), .shape = {rows, columns}, .initial = initial, .weight_decay = true});
   }
   weight vector(std::string_view name, index_t size, initialiser initial, bool weight_decay = false,
-                bool trained = true) {
+                bool trained = true, bool log_rate = false) {
     return add({.name = full(name),
                 .shape = {size},
                 .initial = initial,
                 .weight_decay = weight_decay,
                 .trained = trained,
+                .log_rate = log_rate,
                 .group = optimiser_group::vector});
   }
   /// One matrix of the whole model, whichever layer asks.
@@ -191,6 +206,14 @@ class parameter_room {
                              .shape = {rows, columns},
                              .initial = initial,
                              .weight_decay = weight_decay});
+  }
+  /// Rows that are looked up, not multiplied: no weight decay.
+  weight table(std::string_view name, index_t rows, index_t columns, initialiser initial, bool trained) {
+    return add({.name = full(name),
+                .shape = {rows, columns},
+                .initial = initial,
+                .trained = trained,
+                .group = optimiser_group::vector});
   }
   /// A small tensor that the optimiser treats as a vector: convolution taps.
   weight taps(std::string_view name, index_t channels, index_t width, initialiser initial) {

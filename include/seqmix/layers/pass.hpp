@@ -6,6 +6,11 @@
 
 namespace seqmix::inline v0 {
 
+/// Numbers of the gates that may change during a run, handed in beside the parameters and saved in checkpoints.
+struct gate_knobs {
+  double decay_offset = 0.0;  ///< delta: every decay rate is multiplied by e^delta; 0: as trained
+};
+
 /// What one run through a model has in common for all layers.
 template <class Device, class T>
 struct pass {
@@ -14,6 +19,7 @@ struct pass {
   sequences seq;
   bool training = false;  ///< a backward will follow
   selector_knobs knobs{};
+  gate_knobs gate{};
   index_t capacity = 0;               ///< tokens that the states of this run can hold
   index_t const* position = nullptr;  ///< [N] tokens before each sequence, nullptr: none
   /// A value that one layer writes and later ones read (RWKV-7's first value), as wide as the layers'
@@ -21,6 +27,11 @@ struct pass {
   view2<T> stream_rc{}, d_stream_rc{};
 
   index_t rows() const noexcept { return seq.rows(); }
+  /// Whether row r is the first token of its sequence, carried tokens counted.
+  bool starts(index_t r) const noexcept {
+    index_t const n = seq.holder(r);
+    return r == seq.begin(n) && (!position || position[n] == 0);
+  }
 };
 
 }  // namespace seqmix::inline v0

@@ -81,6 +81,8 @@ class language_model<pattern<Layers...>> {
       for (auto& l : layer) std::visit([](auto& s) { s.clear(); }, l);
       std::fill(position.begin(), position.end(), index_t(0));
     }
+    /// Every number 0: what a derivative starts from. (A cleared state may hold others, such as a maximum of -inf.)
+    void zero() { block_.fill(std::byte(0)); }
     std::vector<index_t> position;
     std::vector<layer_state<T>> layer;
 
