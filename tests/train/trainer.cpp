@@ -25,7 +25,7 @@ struct toy {
   };
   struct memory {
     struct {
-      selector_knobs knobs;
+      run_knobs knobs;
     } run;
     std::vector<std::int32_t> x, y;
     double scale = 0.0;

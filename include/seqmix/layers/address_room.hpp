@@ -46,17 +46,17 @@ class address_map {
     auto d = dy_rhk;
     if constexpr (E.qk_norm != key_norm::none) {
       auto const f = wide ? ws.take_view<T, 3>(dy_rhk.extent) : a;
-      if constexpr (wide) kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f);
+      if constexpr (wide) kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f, ws);
       kernels::head_norm_backward(dev, norm(), view3<T const>(f), gain_.data(base), saved, view3<T const>(d), d,
                                   false, gain_.data(d_base), nullptr, ws);
       if constexpr (wide)
         kernels::feature_map_backward(dev, E.features, order_, view3<T const>(a), view3<T const>(f),
-                                      view3<T const>(d), dx_rhk);
+                                      view3<T const>(d), dx_rhk, ws);
     } else if constexpr (wide) {
       auto const f = ws.take_view<T, 3>(dy_rhk.extent);
-      kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f);
+      kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f, ws);
       kernels::feature_map_backward(dev, E.features, order_, view3<T const>(a), view3<T const>(f),
-                                    view3<T const>(d), dx_rhk);
+                                    view3<T const>(d), dx_rhk, ws);
     }
     if constexpr (!wide) kernels::detail::copy(dev, view2<T const>(flat(d)), flat(dx_rhk));
     if constexpr (Map != activation::identity)
@@ -92,7 +92,7 @@ class address_map {
       return a;
     } else {
       auto const f = last ? y : ws.take_view<T, 3>(y.extent);
-      kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f);
+      kernels::feature_map_forward(dev, E.features, order_, view3<T const>(a), f, ws);
       return f;
     }
   }

@@ -38,6 +38,7 @@ class block {
     return std::apply([&](auto const&... l) { return state<T>{std::tuple{l.template carve_state<T>(a, run)...}}; },
                       layers_);
   }
+  std::tuple<Layers...> const& parts() const noexcept { return layers_; }
   /// Channels of the stream that its layers write or read; 0: none does.
   index_t stream_width() const {
     index_t width = 0;

@@ -12,6 +12,11 @@ struct channel_mix_options {
   initialiser in = init::normal(0.02), out = init::constant(0.0), receptance = init::constant(0.0);
   initialiser shift_key = init::constant(0.5), shift_receptance = init::constant(0.5);
 };
+template <class Add>
+void each_option(channel_mix_options const& o, Add const& add) {
+  add("width", o.width);
+  add("norm_eps", o.norm_eps);
+}
 
 /// RWKV's feed-forward layer: x + sigmoid(W_r x_r) W_v relu(W_k x_k)^2 with token-shifted x_k, x_r of norm(x);
 /// `Receptance` false: without the sigmoid (RWKV-7). Carries one normed row along time. Saved: the projections.

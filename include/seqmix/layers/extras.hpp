@@ -174,4 +174,39 @@ struct layer_options {
   layer_start start{};
 };
 
+/// add(name, value) for every option but the start values: what a checkpoint compares. Every options type of a
+/// layer has one.
+template <class Add>
+void each_option(layer_options const& o, Add const& add) {
+  add("heads", o.heads);
+  add("query_heads", o.query_heads);
+  add("key_heads", o.key_heads);
+  add("value_heads", o.value_heads);
+  add("key_dim", o.key_dim);
+  add("value_dim", o.value_dim);
+  add("scale", o.scale);
+  add("conv_width", o.conv_width);
+  add("window", o.window);
+  add("chunk", o.chunk);
+  add("top_k", o.top_k);
+  add("shared_choice", o.shared_choice);
+  add("router_bias", o.router_bias);
+  add("recurrence_chunk", o.recurrence_chunk);
+  add("norm_eps", o.norm_eps);
+  add("head_norm_eps", o.head_norm_eps);
+  add("qk_norm_eps", o.qk_norm_eps);
+  add("normaliser_eps", o.normaliser_eps);
+  add("rope_base", o.rope_base);
+  add("rope_channels", o.rope_channels);
+  add("feature_order", o.feature_order);
+  add("beta_scale", o.beta_scale);
+  add("gate_rank", o.gate_rank);
+  add("output_gate_rank", o.output_gate_rank);
+  add("shift_rank", o.shift_rank);
+  add("rate_rank", o.rate_rank);
+  add("first_value_rank", o.first_value_rank);
+  add("gate_blocks", o.gate_blocks);
+  add("key_positions", o.key_positions);
+}
+
 }  // namespace seqmix::inline v0

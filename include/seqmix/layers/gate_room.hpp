@@ -53,7 +53,7 @@ class gate_room {
     if (!shifted)
       throw option_error(
           "seqmix: layer: decay_offset shifts a parameter that is the logarithm of a decay rate; gate " +
-          std::string(G::name) + " has none; use the knob gate.decay_offset of a run");
+          std::string(G::name) + " has none; use the knob decay_offset of a run");
     if constexpr (G::spec.bias)
       bias_ = room.vector("bias", raw_width(), {bias_value(), double(heads), double(keys)});
   }
@@ -182,7 +182,7 @@ class gate_room {
   }
   template <class Device, class T>
   static T rate_scale(pass<Device, T> const& run) noexcept {
-    return T(std::exp(run.gate.decay_offset));
+    return T(std::exp(run.knobs.decay_offset));
   }
   template <class T, class Raw, class P>
   static gate_value<T> formula(bool first, Raw const& raw, P const& p) noexcept {
@@ -270,7 +270,7 @@ class gate_room {
     if constexpr (G::spec.factored) {
       T const g = v.g_rhk(r, h, 0);
       step_pullback(raw, p, g > -std::numeric_limits<T>::max() ? d_decay * g : T(0), d_write, d_raw, d_p);
-    } else if (starts(run, r) || run.gate.decay_offset != 0.0) {
+    } else if (starts(run, r) || run.knobs.decay_offset != 0.0) {
       scaled_pullback(starts(run, r), rate_scale(run), raw, p, d_decay, d_write, d_raw, d_p);
     } else {
       gate_pullback<G, T>(raw, p, d_decay, d_write, d_raw, d_p);

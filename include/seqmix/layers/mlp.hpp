@@ -11,6 +11,11 @@ struct mlp_options {
   double norm_eps = 1e-5;
   initialiser in = init::normal(0.02), out = init::normal(0.02);
 };
+template <class Add>
+void each_option(mlp_options const& o, Add const& add) {
+  add("width", o.width);
+  add("norm_eps", o.norm_eps);
+}
 
 /// x + W_down f(W_up n + b) + b, n = norm(x): the plain feed-forward layer; GPT-NeoX's with LayerNorm, erf-GELU and
 /// biases. `Residual` false: without x, for branches that are summed elsewhere. Saved: the projection, width

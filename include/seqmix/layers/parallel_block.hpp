@@ -32,6 +32,7 @@ class parallel_block {
     return std::apply([&](auto const&... l) { return state<T>{std::tuple{l.template carve_state<T>(a, run)...}}; },
                       branches_);
   }
+  std::tuple<Branches...> const& parts() const noexcept { return branches_; }
   index_t stream_width() const {
     index_t width = 0;
     auto const widen = [&](auto const& l) {

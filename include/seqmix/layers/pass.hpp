@@ -6,9 +6,10 @@
 
 namespace seqmix::inline v0 {
 
-/// Numbers of the gates that may change during a run, handed in beside the parameters and saved in checkpoints.
-struct gate_knobs {
-  double decay_offset = 0.0;  ///< delta: every decay rate is multiplied by e^delta; 0: as trained
+/// Numbers that may change during a run, handed in beside the parameters and saved in checkpoints: those of the
+/// selectors, and of the gates.
+struct run_knobs : selector_knobs {
+  double decay_offset = 0.0;  ///< delta: every gate's decay rate is multiplied by e^delta; 0: as trained
 };
 
 /// What one run through a model has in common for all layers.
@@ -18,8 +19,7 @@ struct pass {
   T const* parameters;
   sequences seq;
   bool training = false;  ///< a backward will follow
-  selector_knobs knobs{};
-  gate_knobs gate{};
+  run_knobs knobs{};
   index_t capacity = 0;               ///< tokens that the states of this run can hold
   index_t const* position = nullptr;  ///< [N] tokens before each sequence, nullptr: none
   /// A value that one layer writes and later ones read (RWKV-7's first value), as wide as the layers'

@@ -11,6 +11,11 @@ struct swiglu_options {
   double norm_eps = 1e-6;
   initialiser in = init::normal(0.02), out = init::normal(0.02);
 };
+template <class Add>
+void each_option(swiglu_options const& o, Add const& add) {
+  add("width", o.width);
+  add("norm_eps", o.norm_eps);
+}
 
 /// x + W_down (silu(W_gate n) W_up n), n = norm(x): the feed-forward half of a block; keeps nothing along time.
 /// Saved: the projections, 2 width numbers a row. Source: Shazeer (arXiv 2002.05202), section 2.

@@ -173,6 +173,15 @@ class language_model<pattern<Layers...>> {
       carried->position[std::size_t(n)] = (initial ? initial->position[std::size_t(n)] : 0) + mem.run.seq.length(n);
   }
 
+  /// f(index, layer, what it saved) for every layer of a run, to look inside.
+  template <class Device, class T, class F>
+  void for_each_layer(memory<Device, T> const& mem, F const& f) const {
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      by_type(layers_[l], [&]<std::size_t I>(auto const& x, std::integral_constant<std::size_t, I>) {
+        f(index_t(l), x, std::get<I>(mem.saved[l]));
+      });
+  }
+
   /// Sum over the counted labels (label >= 0) of -log p, and their number; the logits become
   /// `scale` (softmax - onehot) when training.
   struct loss_sum {

@@ -55,14 +55,14 @@ using gpt_neox = parallel_block<
 
 // ---- additive linear family
 
-/// Linear attention (Katharopoulos et al., arXiv 2006.16236) with elu + 1 features that sum to 1 and a norm per
-/// head.
+/// Linear attention (Katharopoulos et al., arXiv 2006.16236), equation 4: elu + 1 features, divided by the sum of
+/// the weights; then a norm per head, as in the code of flash-linear-attention.
 using linear_attention =
     layer<recurrence<states::outer_product, gates::none>, extras{.query_map = activation::elu_plus_one,
                                                                  .key_map = activation::elu_plus_one,
-                                                                 .qk_norm = key_norm::l1,
+                                                                 .normalise = true,
                                                                  .head_norm = output_norm::per_head}>;
-/// The same, divided by the sum of its weights instead (equation 4).
+/// The same without the norm, as the paper has it.
 using normalised_linear_attention =
     layer<recurrence<states::outer_product, gates::none>,
           extras{.query_map = activation::elu_plus_one, .key_map = activation::elu_plus_one, .normalise = true}>;

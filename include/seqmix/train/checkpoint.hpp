@@ -23,30 +23,10 @@ namespace detail {
 
 inline constexpr std::string_view checkpoint_format = "seqmix checkpoint 1";
 
-/// Options of layers. Those of a type that is not listed here are compared by the shapes of its tensors alone.
+/// Options of a layer, by the `each_option` that stands beside their type.
 template <class Options>
-void add_options(run_facts&, std::string const&, Options const&) {}
-inline void add_options(run_facts& facts, std::string const& room, layer_options const& o) {
-  auto const add = [&](char const* name, auto value) { facts[room + "." + name] = number_text(value); };
-  add("heads", o.heads);
-  add("query_heads", o.query_heads);
-  add("key_heads", o.key_heads);
-  add("value_heads", o.value_heads);
-  add("key_dim", o.key_dim);
-  add("value_dim", o.value_dim);
-  add("scale", o.scale);
-  add("conv_width", o.conv_width);
-  add("window", o.window);
-  add("chunk", o.chunk);
-  add("shared_choice", o.shared_choice);
-  add("recurrence_chunk", o.recurrence_chunk);
-  add("norm_eps", o.norm_eps);
-  add("head_norm_eps", o.head_norm_eps);
-  add("rope_base", o.rope_base);
-}
-inline void add_options(run_facts& facts, std::string const& room, swiglu_options const& o) {
-  facts[room + ".width"] = number_text(o.width);
-  facts[room + ".norm_eps"] = number_text(o.norm_eps);
+void add_options(run_facts& facts, std::string const& room, Options const& o) {
+  each_option(o, [&](char const* name, auto value) { facts[room + "." + name] = number_text(value); });
 }
 template <class... Options>
 void add_options(run_facts& facts, std::string const& room, std::tuple<Options...> const& parts) {
@@ -151,6 +131,7 @@ void save_checkpoint(std::filesystem::path const& path, Trainer const& trainer, 
   metadata["knobs.temperature"] = number_text(trainer.knobs().temperature);
   metadata["knobs.forward_temperature"] = number_text(trainer.knobs().forward_temperature);
   metadata["knobs.hard_fraction"] = number_text(trainer.knobs().hard_fraction);
+  metadata["knobs.decay_offset"] = number_text(trainer.knobs().decay_offset);
   std::vector<io::safetensor> tensors;
   detail::for_each_saved(trainer, [&](std::string name, std::vector<index_t> const& shape, auto numbers) {
     tensors.push_back(io::as_safetensor(std::move(name), shape, numbers));
@@ -178,10 +159,11 @@ void load_checkpoint(std::filesystem::path const& path, Trainer& trainer, run_fa
 
   auto const step = detail::number_fact<index_t>(file, "step");
   auto const updates = detail::number_fact<index_t>(file, "optimiser.updates");
-  selector_knobs knobs;
+  run_knobs knobs;
   knobs.temperature = detail::number_fact<double>(file, "knobs.temperature");
   knobs.forward_temperature = detail::number_fact<double>(file, "knobs.forward_temperature");
   knobs.hard_fraction = detail::number_fact<double>(file, "knobs.hard_fraction");
+  knobs.decay_offset = detail::number_fact<double>(file, "knobs.decay_offset");
   if (step < 0 || updates < 0 || updates > step)
     io::detail::fail("load", path, "step ", step, " and optimiser.updates ", updates, " cannot be");
 

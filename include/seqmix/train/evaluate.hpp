@@ -37,8 +37,8 @@ class evaluator {
   }
 
   index_t block() const noexcept { return block_; }
-  /// The selectors' numbers to measure with, for a trainer's that change.
-  selector_knobs& knobs() noexcept { return memory_.run.knobs; }
+  /// The numbers to measure with, for a trainer's that change.
+  run_knobs& knobs() noexcept { return memory_.run.knobs; }
 
   /// `parameters` in the layout of the model. Throws shape_error for a window of another length.
   evaluation operator()(T const* parameters, std::span<data::window const> windows) {

@@ -91,9 +91,9 @@ class trainer {
   buffer<T> const& gradients() const noexcept { return gradients_; }
   adamw<T>& optimiser() noexcept { return optimiser_; }
   adamw<T> const& optimiser() const noexcept { return optimiser_; }
-  /// The numbers of the selectors that may change between steps; saved in checkpoints.
-  selector_knobs& knobs() noexcept { return memory_.run.knobs; }
-  selector_knobs const& knobs() const noexcept { return memory_.run.knobs; }
+  /// The numbers that may change between steps; saved in checkpoints.
+  run_knobs& knobs() noexcept { return memory_.run.knobs; }
+  run_knobs const& knobs() const noexcept { return memory_.run.knobs; }
   /// For a checkpoint that restores the rest too.
   void set_step(index_t step) noexcept { step_ = step; }
 
