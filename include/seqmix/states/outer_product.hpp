@@ -1,6 +1,7 @@
 #pragma once
 
 #include <seqmix/concepts/state.hpp>
+#include <seqmix/states/detail/dot.hpp>
 
 namespace seqmix::inline v0::states {
 
@@ -16,10 +17,8 @@ struct outer_product {
   template <class T>
   static void pullback(state_token<T> const& token, state_update<T const> const& d,
                        state_token_gradient<T>& out) noexcept {
-    for (index_t i = 0; i < token.keys; ++i) {
-      out.key[i] += token.write * d.w[i];
-      out.write += token.key[i] * d.w[i];
-    }
+    for (index_t i = 0; i < token.keys; ++i) out.key[i] += token.write * d.w[i];
+    out.write += detail::dot(token.keys, token.key, d.w);
   }
 };
 static_assert(state<outer_product>);
