@@ -17,17 +17,37 @@ inline std::vector<index_t> const& model_offsets() {
   return offsets;
 }
 
+/// What two layers of one kind, or one pattern of several kinds, make.
+template <class Layer>
+struct tested {
+  using pattern_type = pattern<Layer>;
+  using options = typename Layer::options;
+  static std::string name() { return Layer::name(); }
+  static std::tuple<options> all(options const& o) { return {o}; }
+  static constexpr index_t layers = 2;
+};
+template <class... Layers>
+struct tested<pattern<Layers...>> {
+  using pattern_type = pattern<Layers...>;
+  using options = std::tuple<typename Layers::options...>;
+  static std::string name() { return language_model<pattern<Layers...>>::name(); }
+  static options const& all(options const& o) { return o; }
+  static constexpr index_t layers = index_t(sizeof...(Layers));
+};
+template <class Layer>
+using tested_options = typename tested<Layer>::options;
+
 /// A small model, its parameters at a size where the loss is moderate, tokens and labels.
 template <class Layer, class T = double>
 struct small_model {
-  using model_type = language_model<pattern<Layer>>;
+  using model_type = language_model<typename tested<Layer>::pattern_type>;
   static constexpr index_t vocabulary = 11, d_model = 16;
 
   model_type model;
   buffer<T> parameters;
   std::vector<std::int32_t> tokens, labels;
 
-  explicit small_model(typename Layer::options const& o, index_t rows = model_offsets().back())
+  explicit small_model(tested_options<Layer> const& o, index_t rows = model_offsets().back())
       : model(settings(o)), parameters(model.parameters().size()) {
     model.parameters().initialise(3, parameters.data());
     for (auto const& p : model.parameters().all())
@@ -39,10 +59,10 @@ struct small_model {
       labels.push_back(r % 7 == 3 ? -100 : std::int32_t(random.below(vocabulary)));
     }
   }
-  static typename model_type::options settings(typename Layer::options const& o) {
-    typename model_type::options m{.vocabulary = vocabulary, .d_model = d_model, .layers = 2};
+  static typename model_type::options settings(tested_options<Layer> const& o) {
+    typename model_type::options m{.vocabulary = vocabulary, .d_model = d_model, .layers = tested<Layer>::layers};
     m.embedding = init::normal(0.4);
-    std::get<0>(m.layer) = o;
+    m.layer = tested<Layer>::all(o);
     return m;
   }
   index_t size() const { return parameters.size(); }
@@ -78,9 +98,9 @@ model_gradient<T> gradient_of(small_model<Layer, T> const& m, sequences seq, int
 /// First oracle: forward on dual numbers gives the exact directional derivative of the surrogate; five random
 /// directions over all parameters, two layers, packed sequences with an empty one among them.
 template <class Layer>
-void check_model_gradients(typename Layer::options const& o, double tolerance = 1e-10) {
+void check_model_gradients(tested_options<Layer> const& o, double tolerance = 1e-10) {
   using number = dual<double, 1>;
-  DOCTEST_CAPTURE(Layer::name());
+  DOCTEST_CAPTURE(tested<Layer>::name());
   small_model<Layer> const m(o);
   auto const seq = sequences::packed(model_offsets());
   auto const g = gradient_of(m, seq);
@@ -116,8 +136,8 @@ void check_model_gradients(typename Layer::options const& o, double tolerance = 
 
 /// Second oracle, for smooth layers: one central difference along a random direction.
 template <class Layer>
-void check_model_difference(typename Layer::options const& o, double tolerance = 1e-6) {
-  DOCTEST_CAPTURE(Layer::name());
+void check_model_difference(tested_options<Layer> const& o, double tolerance = 1e-6) {
+  DOCTEST_CAPTURE(tested<Layer>::name());
   small_model<Layer> const m(o);
   auto const seq = sequences::packed(model_offsets());
   auto const g = gradient_of(m, seq);
@@ -144,8 +164,8 @@ void check_model_difference(typename Layer::options const& o, double tolerance =
 /// Training over chained pieces: with the state carried forward and its derivative handed back, the gradient is
 /// that of one pass over the whole.
 template <class Layer>
-void check_model_pieces(typename Layer::options const& o, std::vector<index_t> const& pieces) {
-  DOCTEST_CAPTURE(Layer::name());
+void check_model_pieces(tested_options<Layer> const& o, std::vector<index_t> const& pieces) {
+  DOCTEST_CAPTURE(tested<Layer>::name());
   index_t length = 0;
   for (index_t count : pieces) length += count;
   small_model<Layer> const m(o, 2 * length);
@@ -199,8 +219,8 @@ void check_model_pieces(typename Layer::options const& o, std::vector<index_t> c
 /// The laws of a whole model: causality, steps and cuts with a carried state, packed sequences, exchanged
 /// sequences, threads. `exact` asks for equal bits where the arithmetic is the same.
 template <class Layer, class T>
-void check_model_laws(typename Layer::options const& o) {
-  DOCTEST_CAPTURE(Layer::name());
+void check_model_laws(tested_options<Layer> const& o) {
+  DOCTEST_CAPTURE(tested<Layer>::name());
   constexpr double tolerance = std::is_same_v<T, double> ? 1e-12 : 2e-5;
   constexpr index_t V = small_model<Layer, T>::vocabulary, length = 13;
   small_model<Layer, T> m(o, 2 * length);
@@ -262,7 +282,7 @@ void check_model_laws(typename Layer::options const& o) {
   {  // left padding: boundaries that begin behind it keep it out of convolution, shift, state and positions
     std::vector<index_t> const offsets{0, 4, 13, 20, 26};  // pads of 4 and 7 in front of two rows of 13
     auto const padded = logits_of(m.model, sequences::packed(offsets), m.parameters.data(), m.tokens.data());
-    for (std::size_t n : {1, 3}) {
+    for (std::size_t n : {std::size_t(1), std::size_t(3)}) {
       index_t const count = offsets[n + 1] - offsets[n];
       auto const alone =
           logits_of(m.model, sequences::batch(1, count), m.parameters.data(), m.tokens.data() + offsets[n]);

@@ -49,6 +49,13 @@ class layer {
   static constexpr bool own_in_mixer = stabilised && E.own == own_token::bonus;
   static constexpr bool own_before_norm =
       (E.own == own_token::bonus || E.own == own_token::minus_one) && !own_in_mixer;
+  /// Members of a gated sum, whose weights sigmoid(W x) are per head and token.
+  static constexpr index_t members = [] {
+    if constexpr (requires { typename Mixer::members; })
+      return index_t(Mixer::count);
+    else
+      return index_t(0);
+  }();
   static constexpr bool has_bonus = E.own == own_token::bonus || E.own == own_token::bonus_after_norm;
 
   using key_map_type = address_map<E, E.key_map>;
@@ -103,7 +110,7 @@ class layer {
     norm_ = norm<E.norm>(mixer_room.inner("norm"), d_model, o_.norm_eps);
     gate_ = gate_room<gate_type>(mixer_room.inner("gate"), o_.heads, key_width_, o_.decay_offset);
     bool const first = E.first_value && room.claim("first_value");
-    add_shift(mixer_room, d_model, first);
+    add_shift(mixer_room, d_model);
     add_projections(mixer_room, d_model, first);
     if constexpr (E.conv) {
       double const bound = o_.start.conv / std::sqrt(double(o_.conv_width));
@@ -166,6 +173,7 @@ class layer {
     view3<T> q_rhk, k_rhk, v_rhv;  ///< mapped ones, where there is a map
     typename removal_room::template vectors<T> removal;
     view2<T> beta_rh;
+    view3<T> mix_rhn;
     T *q_norm = nullptr, *k_norm = nullptr;
     typename gate_room<gate_type>::template values<T> gate;
     typename Mixer::template saved<T> mixer;
@@ -189,6 +197,7 @@ class layer {
     if constexpr (maps_queries) s.q_rhk = a.take_view<T, 3>({R, o_.query_heads, key_width_});
     if constexpr (maps_values) s.v_rhv = a.take_view<T, 3>({R, o_.value_heads, mixed_dim()});
     if constexpr (reads_beta) s.beta_rh = a.take_view<T, 2>({R, o_.heads});
+    if constexpr (members > 0) s.mix_rhn = a.take_view<T, 3>({R, o_.heads, members});
     s.k_norm = key_map_.template carve_saved<T>(a, R, o_.key_heads);
     s.q_norm = query_map_.template carve_saved<T>(a, R, o_.query_heads);
     s.gate = gate_.template carve<T>(a, R);
@@ -317,14 +326,13 @@ class layer {
     if ((E.keys == key_source::random_positions || E.keys == key_source::trained_positions) && o_.key_positions < 1)
       fail("keys by position need key_positions, the longest sequence, at least 1, got " +
            std::to_string(o_.key_positions));
-    if (block_raw && (o_.gate_blocks < 1 || o_.heads % o_.gate_blocks != 0 || raw_source_width_(0) < 0))
+    if (block_raw && (o_.gate_blocks < 1 || o_.heads % o_.gate_blocks != 0))
       fail("gate_blocks must divide heads = " + std::to_string(o_.heads) + ", got " +
            std::to_string(o_.gate_blocks));
   }
-  static constexpr index_t raw_source_width_(index_t) noexcept { return 0; }
 
   initialiser or_in(initialiser const& special) const noexcept { return special.value ? special : o_.start.in; }
-  void add_shift(parameter_room& room, index_t d_model, bool first) {
+  void add_shift(parameter_room& room, index_t d_model) {
     auto const mu = [](initialiser const& i) { return i.value ? i : init::constant(0.5); };
     auto const& s = o_.start;
     bool const early_raw = gate_.raw_width() > 0 && !late_raw;
@@ -335,11 +343,10 @@ class layer {
          {"query", keyed && !late_keys, mu(s.shift_query)},
          {"raw", early_raw, mu(s.shift_raw)},
          {"rate", E.removal_keys, mu(s.shift_rate)}}};
-    (void)first;
     shift_ = shift_room<E.shift>(room.inner("shift"), d_model, list, o_.shift_rank, or_in(s.down), or_in(s.up),
                                  mu(s.shift_input));
   }
-  /// Columns that are projected from the layer's input, in the order z | v | k | q | raw | beta | ranks.
+  /// Columns that are projected from the layer's input, in the order z | v | k | q | raw | beta | mix | ranks.
   void add_projections(parameter_room& room, index_t d_model, bool first) {
     auto const& s = o_.start;
     auto const add = [&](std::string_view name, index_t rows, initialiser initial, target t, bool bias) {
@@ -358,6 +365,7 @@ class layer {
                                       : add("gate.raw", gate_.raw_width(), o_.start.in, to_raw, false);
     }
     beta_ = add("beta", reads_beta ? o_.heads : 0, o_.start.in, to_key, false);
+    mix_ = add("mix", o_.heads * members, o_.start.in, to_query, false);
     rate_down_ = add("rate.down", E.removal_keys ? o_.rate_rank : 0, or_in(s.down), to_rate, false);
     first_down_ =
         add("first_value.down", E.first_value && !first ? o_.first_value_rank : 0, or_in(s.down), to_value, false);
@@ -511,6 +519,7 @@ class layer {
                       .b_rhk = keep.removal.b_rhk,
                       .rate_hk = keep.gate.rate_hk};
     if constexpr (own_in_mixer) in.bonus_hk = {bonus_.data(run.parameters), {o_.heads, key_width_}};
+    if constexpr (members > 0) in.mix_rhn = keep.mix_rhn;
     if constexpr (E.sink) in.sink_h = {sink_.data(run.parameters), {o_.heads}};
     return in;
   }
@@ -575,6 +584,9 @@ class layer {
   template <class Device, class T>
   void map_forward(pass<Device, T> const& run, saved<T> const& keep, arena& ws) const {
     auto const dev = run.device;
+    if constexpr (members > 0)
+      kernels::activate(dev, activation::sigmoid, view2<T const>(keep.p_rc.slice(1, mix_, o_.heads * members)),
+                        joined(keep.mix_rhn));
     if constexpr (reads_beta) {
       auto const raw_beta = keep.p_rc.slice(1, beta_, o_.heads);
       kernels::detail::for_row_blocks(dev, run.rows(), [&](index_t, index_t begin, index_t end) {
@@ -604,7 +616,7 @@ class layer {
   }
   template <class Device, class T>
   void map_values(pass<Device, T> const& run, saved<T> const& keep, arena& ws) const {
-    auto const mapped = joined_values(keep.v_rhv);
+    auto const mapped = joined(keep.v_rhv);
     if constexpr (E.first_value)
       first_value_.forward(run, joined(plain_values(keep)), keep.p_rc.slice(1, first_down_, first_rank()),
                            keep.p_rc.slice(1, first_value_mix_, first_rank() > 0 ? value_width() : 0), mapped, ws);
@@ -615,10 +627,6 @@ class layer {
   }
   index_t first_rank() const noexcept {
     return first_value_mix_ < width_ && E.first_value ? o_.first_value_rank : 0;
-  }
-  template <class T>
-  static view2<T> joined_values(view3<T> v_rhv) {
-    return joined(v_rhv);
   }
   template <class Device, class T, class F>
   void each_key(pass<Device, T> const& run, F const& f) const {
@@ -667,6 +675,7 @@ class layer {
     view3<T> q_rhk, k_rhk, v_rhv, mixed_rhv;
     typename removal_room::template vectors<T> removal;
     view2<T> beta_rh;
+    view3<T> mix_rhn;
     typename gate_room<gate_type>::template values<T> gate;
   };
   template <class Device, class T>
@@ -686,6 +695,7 @@ class layer {
     if constexpr (E.normalise || E.own == own_token::bonus_after_norm)
       d.mixed_rhv = ws.take_view<T, 3>({R, o_.heads, mixed_dim()});
     if constexpr (reads_beta) d.beta_rh = ws.take_view<T, 2>({R, o_.heads});
+    if constexpr (members > 0) d.mix_rhn = ws.take_view<T, 3>({R, o_.heads, members});
     d.gate = gate_.template carve<T>(ws, R);
     return d;
   }
@@ -709,6 +719,7 @@ class layer {
                           .a_rhk = d.removal.a_rhk,
                           .b_rhk = d.removal.b_rhk,
                           .rate_hk = d.gate.rate_hk};
+    if constexpr (members > 0) out.mix_rhn = d.mix_rhn;
     if constexpr (own_in_mixer) out.bonus_hk = ws.take_view<T, 2>({o_.heads, key_width_});
     if constexpr (E.sink) out.sink_h = ws.take_view<T, 1>({o_.heads});
     Mixer::backward(run.device, shape(run), mixer_in(run, keep), view3<T const>(keep.mixed_rhv), keep.mixer,
@@ -754,6 +765,10 @@ class layer {
   void map_backward(pass<Device, T> const& run, saved<T> const& keep, derivatives<T> const& d, T* d_base,
                     arena& ws) const {
     auto const dev = run.device;
+    if constexpr (members > 0)
+      kernels::activate_backward(dev, activation::sigmoid,
+                                 view2<T const>(keep.p_rc.slice(1, mix_, o_.heads * members)), joined(d.mix_rhn),
+                                 d.p_rc.slice(1, mix_, o_.heads * members), false);
     if constexpr (reads_beta) {
       auto const d_raw = d.p_rc.slice(1, beta_, o_.heads);
       kernels::detail::for_row_blocks(dev, run.rows(), [&](index_t, index_t begin, index_t end) {
@@ -856,7 +871,7 @@ class layer {
   query_map_type query_map_;
   output_room<E> stage_;
   index_t width_ = 0, key_width_ = 1, late_ = 0;
-  index_t z_ = 0, v_ = 0, k_ = 0, q_ = 0, raw_ = 0, beta_ = 0, rate_ = 0, first_value_mix_ = 0;
+  index_t z_ = 0, v_ = 0, k_ = 0, q_ = 0, raw_ = 0, beta_ = 0, mix_ = 0, rate_ = 0, first_value_mix_ = 0;
   index_t z_down_ = 0, raw_down_ = 0, rate_down_ = 0, first_down_ = 0;
   weight taps_, conv_bias_, raw_blocks_, key_table_, skip_, bonus_, sink_, out_;
   column_bias out_bias_;

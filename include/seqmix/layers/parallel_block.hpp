@@ -1,5 +1,6 @@
 #pragma once
 
+#include <seqmix/kernels/cpu/rows.hpp>
 #include <seqmix/layers/block.hpp>
 
 namespace seqmix::inline v0 {

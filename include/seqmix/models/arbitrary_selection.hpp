@@ -1,5 +1,6 @@
 #pragma once
 
+#include <seqmix/layers/parallel_block.hpp>
 #include <seqmix/models/language_model.hpp>
 
 namespace seqmix::inline v0 {
@@ -24,13 +25,18 @@ inline constexpr selection_parts selection_parts_of{
 template <mixer_type M>
 inline constexpr bool arbitrary_selection = selection_parts_of<M>.all();
 
-/// A layer has it if its mixer does, a block or a pattern if any of its layers does.
+/// A layer has it if its mixer does and its keys are made from the tokens; a block, a parallel block or a pattern
+/// if any of its layers does.
 template <class L>
 inline constexpr bool layer_selects_arbitrarily = false;
 template <class M, extras E>
-inline constexpr bool layer_selects_arbitrarily<layer<M, E>> = arbitrary_selection<M>;
+inline constexpr bool layer_selects_arbitrarily<layer<M, E>> = arbitrary_selection<M> &&
+                                                               (E.keys == key_source::projected ||
+                                                                E.keys == key_source::one_minus_decay);
 template <class... L>
 inline constexpr bool layer_selects_arbitrarily<block<L...>> = (layer_selects_arbitrarily<L> || ...);
+template <class... L>
+inline constexpr bool layer_selects_arbitrarily<parallel_block<L...>> = (layer_selects_arbitrarily<L> || ...);
 template <class... L>
 inline constexpr bool layer_selects_arbitrarily<pattern<L...>> = (layer_selects_arbitrarily<L> || ...);
 

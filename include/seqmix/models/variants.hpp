@@ -22,6 +22,7 @@
 #include <seqmix/layers/channel_mix.hpp>
 #include <seqmix/layers/mlp.hpp>
 #include <seqmix/layers/parallel_block.hpp>
+#include <seqmix/mixers/native_sparse.hpp>
 #include <seqmix/models/language_model.hpp>
 
 /// The named architectures, one alias each: what the policies are. Sizes and numbers come with `*_options`, which
@@ -40,6 +41,9 @@ using top1_element = attention_block<selectors::top1_element<>>;
 using top1_chunk = attention_block<selectors::top1_chunk<>>;
 /// Mixture of block attention (Lu et al., arXiv 2502.13189), equations 5-8: top_k does not count the own block.
 using moba = attention_block<selectors::own_plus_top_k<>>;
+/// Native sparse attention (Yuan et al., arXiv 2502.11089), equations 5-12: compressed, selected and recent tokens,
+/// a gated sum of three attentions.
+using nsa = block<layer<native_sparse<>, extras{.rope = true}>, swiglu<>>;
 /// ALiBi's fixed slopes instead of rotary positions (Press et al., arXiv 2108.12409).
 using alibi = block<layer<attention<selectors::softmax, gates::alibi>, extras{}>, swiglu<>>;
 /// Forgetting Transformer (Lin et al., arXiv 2503.02130), equation 3: a forget gate as score bias, no positions,
@@ -164,6 +168,13 @@ using rwkv7_time_mix =
                                                                            .gate_inside = hidden::sigmoid}>;
 using rwkv7 = block<rwkv7_time_mix, channel_mix<false>>;
 
+// ---- hybrids: layers of different kinds in one pattern
+
+/// One attention layer in four, the others Gated DeltaNet.
+using hybrid = pattern<gated_deltanet, gated_deltanet, gated_deltanet, transformer_pp>;
+/// Griffin (De et al., arXiv 2402.19427): two recurrent blocks, then local attention, each with its MLP.
+using griffin = pattern<block<rg_lru, swiglu<>>, block<rg_lru, swiglu<>>, sliding_window>;
+
 // ---- sizes and numbers
 
 /// Sizes of an attention block: `key_heads` groups the queries; the MLP has 8/3 d_model channels, rounded up to 8.
@@ -182,6 +193,15 @@ inline std::tuple<layer_options, swiglu_options> moba_options(index_t d_model, i
                                                               index_t blocks) {
   auto o = attention_options(d_model, heads, 0, 0, block);
   std::get<0>(o).top_k = blocks;
+  return o;
+}
+/// NSA: `blocks` are the chosen ones beside the own; queries share keys in groups (16 and more are published).
+struct nsa_sizes {
+  index_t heads = 16, key_heads = 1, block = 64, blocks = 15, window = 512;
+};
+inline std::tuple<layer_options, swiglu_options> nsa_options(index_t d_model, nsa_sizes s) {
+  auto o = attention_options(d_model, s.heads, s.key_heads, s.window, s.block);
+  std::get<0>(o).top_k = s.blocks;
   return o;
 }
 /// FoX: its norms have eps 1e-5.
