@@ -76,23 +76,11 @@ class convolution {
     });
   }
 
-  /// The sequence that row r belongs to.
-  index_t sequence_of(index_t r) const noexcept {
-    index_t low = 0, high = seq_.count() - 1;
-    while (low < high) {
-      index_t const middle = low + (high - low) / 2;
-      if (seq_.end(middle) <= r)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low;
-  }
   /// f(row, sequence, tokens since its start) for rows [begin, end).
   template <class F>
   void for_rows(index_t begin, index_t end, F const& f) const {
     if (begin >= end) return;
-    for (index_t r = begin, n = sequence_of(begin); r < end; ++r) {
+    for (index_t r = begin, n = seq_.holder(begin); r < end; ++r) {
       while (seq_.end(n) <= r) ++n;
       f(r, n, r - seq_.begin(n));
     }
@@ -197,7 +185,7 @@ void conv_backward(device::basic_cpu<Isa, Threads> dev, sequences const& seq, vi
         }
       });
     });
-    index_t const readers_end = (std::min)(end + W - 1, seq.end(conv.sequence_of(end - 1)));
+    index_t const readers_end = (std::min)(end + W - 1, seq.end(seq.holder(end - 1)));
     conv.for_rows(end, readers_end,
                   [&](index_t r, index_t n, index_t t) { derive(r, n, t, [](auto const&...) {}); });
     conv.for_rows(begin, end, [&](index_t r, index_t n, index_t) {

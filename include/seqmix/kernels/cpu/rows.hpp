@@ -354,23 +354,63 @@ void swiglu_backward(device::basic_cpu<Isa, Threads> dev, view2<T const> gate_rc
   });
 }
 
+namespace detail {
+
+/// Neighbouring lanes exchanged: of (a, b) pairs, (b, a).
+template <class V, std::size_t... I>
+SEQMIX_INLINE V exchange_pairs(V const& v, std::index_sequence<I...>) noexcept {
+  return __builtin_shufflevector(v, v, int(I ^ 1)...);
+}
+template <class Isa, class T>
+SEQMIX_INLINE simd::vec<Isa, T> exchange_pairs(simd::vec<Isa, T> const& v) noexcept {
+  return exchange_pairs(v, std::make_index_sequence<std::size_t(Isa::template lanes<T>)>{});
+}
+
+/// Turns the pairs of one head by what `cosine` and `sine` hold: one number a pair, or, interleaved, one a number,
+/// the sines with the sign they are added with.
+template <class Isa, class T>
+void rotate_pairs(bool interleaved, index_t pairs, T const* cosine, T const* sine, T* x) noexcept {
+  if (interleaved)
+    return simd::for_vectors<Isa, T>(2 * pairs, [&](index_t i, auto const& lanes) {
+      auto const v = lanes.load(x + i);
+      lanes.store(x + i, v * lanes.load(cosine + i) + exchange_pairs<Isa, T>(v) * lanes.load(sine + i));
+    });
+  simd::for_vectors<Isa, T>(pairs, [&](index_t i, auto const& lanes) {
+    auto const a = lanes.load(x + i), b = lanes.load(x + pairs + i);
+    auto const c = lanes.load(cosine + i), s = lanes.load(sine + i);
+    lanes.store(x + i, a * c - b * s);
+    lanes.store(x + pairs + i, b * c + a * s);
+  });
+}
+
+}  // namespace detail
+
 template <class Isa, class Threads, class T>
-void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t const* position_n, double base,
-          double direction, view3<T> x_rhd, arena& ws) {
+void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t const* position_n,
+          rope_options const& options, double direction, view3<T> x_rhd, arena& ws) {
+  expect_contiguous("rope: heads", x_rhd);
   arena_scope const scope(ws);
-  index_t const half = x_rhd.extent[2] / 2;
+  index_t const pairs = detail::rope_pairs(options, x_rhd.extent[2]),
+                width = options.interleaved ? 2 * pairs : pairs;
   // Sequences that begin at 0 share one table; carried ones may stand anywhere, so each row gets its own entry.
   index_t const entries = position_n ? seq.rows() : seq.longest();
-  T* const table = ws.take<T>(2 * half * entries);
-  double* const frequency = ws.take<double>(half);
+  T* const table = ws.take<T>(2 * width * entries);
+  double* const frequency = ws.take<double>(pairs);
   if (ws.measuring()) return;
-  for (index_t i = 0; i < half; ++i) frequency[i] = std::pow(base, -double(i) / double(half));
+  for (index_t i = 0; i < pairs; ++i) frequency[i] = detail::rope_frequency(options, pairs, i);
   auto const fill = [&](index_t entry, index_t position) {
-    T* const row = table + 2 * half * entry;
-    for (index_t i = 0; i < half; ++i) {
+    T *const cosine = table + 2 * width * entry, *const sine = cosine + width;
+    for (index_t i = 0; i < pairs; ++i) {
       double const angle = double(position) * frequency[i];
-      row[i] = T(std::cos(angle));
-      row[half + i] = T(direction * std::sin(angle));
+      T const c = T(std::cos(angle)), s = T(direction * std::sin(angle));
+      if (options.interleaved) {
+        cosine[2 * i] = cosine[2 * i + 1] = c;
+        sine[2 * i] = -s;
+        sine[2 * i + 1] = s;
+      } else {
+        cosine[i] = c;
+        sine[i] = s;
+      }
     }
   };
   if (!position_n)
@@ -378,20 +418,13 @@ void rope(device::basic_cpu<Isa, Threads> dev, sequences const& seq, index_t con
       for (index_t t = begin; t < end; ++t) fill(t, t);
     });
   detail::for_row_blocks(dev, seq.rows(), [&](index_t, index_t begin, index_t end) {
-    for (index_t r = begin, n = 0; r < end; ++r) {
+    for (index_t r = begin, n = seq.holder(begin); r < end; ++r) {
       while (seq.end(n) <= r) ++n;
       index_t const t = r - seq.begin(n);
       if (position_n) fill(r, t + position_n[n]);
-      T const* const c = table + 2 * half * (position_n ? r : t);
-      for (index_t h = 0; h < x_rhd.extent[1]; ++h) {
-        T* const a = x_rhd.at(r, h);
-        simd::for_vectors<Isa, T>(half, [&](index_t i, auto const& lanes) {
-          auto const x = lanes.load(a + i), y = lanes.load(a + half + i);
-          auto const cosine = lanes.load(c + i), sine = lanes.load(c + half + i);
-          lanes.store(a + i, x * cosine - y * sine);
-          lanes.store(a + half + i, y * cosine + x * sine);
-        });
-      }
+      T const* const cosine = table + 2 * width * (position_n ? r : t);
+      for (index_t h = 0; h < x_rhd.extent[1]; ++h)
+        detail::rotate_pairs<Isa>(options.interleaved, pairs, cosine, cosine + width, x_rhd.at(r, h));
     }
   });
 }

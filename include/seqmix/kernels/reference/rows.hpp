@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <string>
 
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/device.hpp>
@@ -115,24 +117,56 @@ void conv_forward(device::reference, sequences const& seq, view2<T const> x_rc, 
   }
 }
 
-/// Rotates pairs (x_i, x_(i+d/2)) of the heads [R,H,d] by position base^(-2i/d), in place; `direction` -1 rotates
-/// back. Source: Su et al. (arXiv 2104.09864), equation 34, half-split pairing.
+/// Which numbers of a head rotary positions turn, in which pairs and how fast.
+struct rope_options {
+  double base = 10000.0;
+  index_t channels = 0;      ///< d, the leading numbers that turn; 0: all
+  bool interleaved = false;  ///< pairs (2i, 2i+1) rather than (i, i + d/2)
+  bool closed = false;       ///< frequencies base^(-i/(d/2-1)), both ends included (torchscale), not base^(-2i/d)
+};
+
+namespace detail {
+
+/// Pairs that turn in heads of `width` numbers.
+inline index_t rope_pairs(rope_options const& options, index_t width) {
+  if (options.channels < 0 || options.channels > width || options.channels % 2 != 0)
+    throw shape_error("seqmix: rope: channels must be even and at most the head's " + std::to_string(width) +
+                      ", got " + std::to_string(options.channels));
+  return (options.channels > 0 ? options.channels : width) / 2;
+}
+/// Angle of pair i at position 1.
+inline double rope_frequency(rope_options const& options, index_t pairs, index_t i) {
+  double const steps = double(options.closed ? (std::max)(index_t(1), pairs - 1) : pairs);
+  return std::pow(options.base, -double(i) / steps);
+}
+
+}  // namespace detail
+
+/// Rotates pairs of numbers of the heads [R,H,D] by position times the pair's frequency, in place; `direction` -1
+/// rotates back, which is also the derivative. Source: Su et al. (arXiv 2104.09864), equation 34 and section 3.4.2.
 template <class T>
-void rope(device::reference, sequences const& seq, index_t const* position_n, double base, double direction,
-          view3<T> x_rhd, arena&) {
-  index_t const half = x_rhd.extent[2] / 2;
+void rope(device::reference, sequences const& seq, index_t const* position_n, rope_options const& options,
+          double direction, view3<T> x_rhd, arena&) {
+  index_t const pairs = detail::rope_pairs(options, x_rhd.extent[2]);
   for (index_t n = 0; n < seq.count(); ++n)
     for (index_t r = seq.begin(n); r < seq.end(n); ++r)
-      for (index_t i = 0; i < half; ++i) {
+      for (index_t i = 0; i < pairs; ++i) {
         double const at = double(r - seq.begin(n) + (position_n ? position_n[n] : 0));
-        double const angle = at * std::pow(base, -double(i) / double(half));
+        double const angle = at * detail::rope_frequency(options, pairs, i);
+        index_t const first = options.interleaved ? 2 * i : i, second = options.interleaved ? 2 * i + 1 : i + pairs;
         T const c(std::cos(angle)), s(direction * std::sin(angle));
         for (index_t h = 0; h < x_rhd.extent[1]; ++h) {
-          T const a = x_rhd(r, h, i), b = x_rhd(r, h, i + half);
-          x_rhd(r, h, i) = a * c - b * s;
-          x_rhd(r, h, i + half) = b * c + a * s;
+          T const a = x_rhd(r, h, first), b = x_rhd(r, h, second);
+          x_rhd(r, h, first) = a * c - b * s;
+          x_rhd(r, h, second) = b * c + a * s;
         }
       }
+}
+/// The same for all numbers in half-split pairs.
+template <class Device, class T>
+void rope(Device dev, sequences const& seq, index_t const* position_n, double base, double direction,
+          view3<T> x_rhd, arena& ws) {
+  rope(dev, seq, position_n, rope_options{.base = base}, direction, x_rhd, ws);
 }
 
 /// o [R,H,V] += d_h v: the own-token skip. Value head of h as everywhere.
