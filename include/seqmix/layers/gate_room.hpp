@@ -194,7 +194,7 @@ class gate_room {
   template <class T>
   static T finite(T const& g) noexcept {
     using real = decltype(value_of(g));
-    return value_of(g) < -std::numeric_limits<real>::max() ? T(-std::numeric_limits<real>::max()) : g;
+    return value_of(g) < -(std::numeric_limits<real>::max)() ? T(-(std::numeric_limits<real>::max)()) : g;
   }
 
   template <class T>
@@ -269,7 +269,7 @@ class gate_room {
     auto const p = gather(run.parameters, v, h, k);
     if constexpr (G::spec.factored) {
       T const g = v.g_rhk(r, h, 0);
-      step_pullback(raw, p, g > -std::numeric_limits<T>::max() ? d_decay * g : T(0), d_write, d_raw, d_p);
+      step_pullback(raw, p, g > -(std::numeric_limits<T>::max)() ? d_decay * g : T(0), d_write, d_raw, d_p);
     } else if (starts(run, r) || run.knobs.decay_offset != 0.0) {
       scaled_pullback(starts(run, r), rate_scale(run), raw, p, d_decay, d_write, d_raw, d_p);
     } else {

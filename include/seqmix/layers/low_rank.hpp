@@ -1,5 +1,6 @@
 #pragma once
 
+#include <seqmix/concepts/gate.hpp>
 #include <seqmix/kernels/cpu/activations.hpp>
 #include <seqmix/layers/projection.hpp>
 

@@ -104,7 +104,7 @@ class removal_room {
       T const u = k_rhk(r, h, i) * removal_.data(base)[h * keys_ + i];
       square += u * u;
     }
-    return value_of(square) > 1e-24 ? sqrt(square) : T(1e-12);
+    return double(value_of(square)) > 1e-24 ? sqrt(square) : T(1e-12);
   }
   template <class T>
   void head_backward(T const* base, view3<T> k_rhk, view2<T const> rate_rc, vectors<T> const& d, index_t r,
