@@ -229,9 +229,7 @@ inline layer_options expanded(index_t d_model, index_t heads, double keys, doubl
 }  // namespace detail
 
 inline layer_options linear_attention_options(index_t d_model, index_t heads) {
-  auto o = detail::expanded(d_model, heads, 1.0, 1.0);
-  o.qk_norm_eps = 1e-4;
-  return o;
+  return detail::expanded(d_model, heads, 1.0, 1.0);
 }
 /// Sizes of a RetNet layer: keys of d_model, values of twice that; xavier start values with the gains of its
 /// authors' code.
@@ -279,8 +277,7 @@ inline layer_options mamba2_options(mamba2_sizes s) {
   return o;
 }
 inline layer_options deltanet_options(index_t d_model, index_t heads) {
-  auto o = detail::expanded(d_model, heads, 1.0, 1.0);
-  return o;
+  return detail::expanded(d_model, heads, 1.0, 1.0);
 }
 /// Gated DeltaNet: heads of `head_dim` keys and twice as many values.
 inline layer_options gated_deltanet_options(index_t heads, index_t head_dim, index_t expand_values = 2) {
