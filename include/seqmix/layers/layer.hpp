@@ -84,6 +84,7 @@ class layer {
                 "seqmix layer: feature maps stand for a softmax; take them with linear weights");
   static_assert(!E.sink || !linear,
                 "seqmix layer: a sink joins the denominator of a softmax; linear weights have none");
+  static_assert(!E.skip || !maps_values, "seqmix layer: the skip D v reads plain values; take no map of them");
   static_assert(keyed || (E.qk_norm == key_norm::none && !E.rope && E.keys == key_source::projected),
                 "seqmix layer: this state has no queries and keys to map, rotate or replace");
 
@@ -741,7 +742,6 @@ class layer {
   template <class Device, class T>
   void skip_backward(pass<Device, T> const& run, saved<T> const& keep, view3<T> d_o, derivatives<T> const& d,
                      T* d_base, arena& ws) const {
-    static_assert(!E.skip || !maps_values, "seqmix layer: the skip D v reads plain values; take no map of them");
     kernels::skip_backward(run.device, view3<T const>(plain_values(keep)), skip_.data(run.parameters), d_o,
                            values(d), skip_.data(d_base), ws);
   }

@@ -1,0 +1,16 @@
+// EXPECT: seqmix pairing: a stabilised state is written with weights e^write; take a gate whose write scale is a
+// logarithm
+#include <seqmix/gates/mlstm.hpp>
+#include <seqmix/models/variants.hpp>
+
+using namespace seqmix;
+
+#ifdef SEQMIX_TWIN
+using tried = layer<recurrence<states::mlstm, gates::mlstm>, extras{}>;
+#else
+using tried = layer<recurrence<states::mlstm, gates::mamba2>, extras{}>;
+#endif
+using model = language_model<pattern<tried>>;
+static_assert(sizeof(model) > 0);
+tried const* used = nullptr;
+auto const size = sizeof(tried);
