@@ -40,14 +40,15 @@ numbers as_numbers(std::vector<float> const& x) { return {x.begin(), x.end()}; }
 
 }  // namespace
 
-DOCTEST_TEST_CASE("P-N2: a tiny decay in a chunk leaves a gated recurrence finite and right, in float") {
+DOCTEST_TEST_CASE_TEMPLATE("P-N2: a tiny decay in a chunk leaves a gated recurrence finite and right, in float", M,
+                           chunkwise<channel_gate>, sequential<channel_gate>,
+                           recurrence<outer_product, channel_gate>) {
   mixer_numbers<float> const x{std::vector<float>(8, 1),
                                std::vector<float>(8, 1),
                                {1, 2, 3, 4},
                                {-30, -0.1f, -30, -0.2f, -30, -0.3f, -30, -0.4f},
                                {},
                                {}};
-  using M = recurrence<outer_product, channel_gate>;
   for (index_t chunk : {1, 2, 4, 64}) {
     auto const s = one_head(sequences::batch(1, 4), 2, 1, chunk);
     mixer_machine<M, float> machine(s);
@@ -80,7 +81,8 @@ DOCTEST_TEST_CASE_TEMPLATE("P-C6: retention gives the same numbers in its parall
 }
 
 DOCTEST_TEST_CASE_TEMPLATE("P-G3: the scale is in forward and backward", M, chunkwise<gates::none>,
-                           sequential<gates::none>, attention<selectors::linear>) {
+                           sequential<gates::none>, attention<selectors::linear>,
+                           recurrence_in_form<recurrence_form::chunkwise_per_channel, outer_product, gates::none>) {
   auto s = one_head(sequences::batch(1, 2), 2, 2);
   s.scale = 0.5;
   mixer_numbers<double> const x{{1, 2, 3, -1}, {1, 0, 2, 1}, {1, 2, -1, 3}, {}, {}, {}};
@@ -92,8 +94,10 @@ DOCTEST_TEST_CASE_TEMPLATE("P-G3: the scale is in forward and backward", M, chun
   DOCTEST_CHECK(d.v == numbers{2, 2, 2.5, 2.5});
 }
 
-DOCTEST_TEST_CASE("P-G2: the delta rule's beta has the right gradient") {
-  using M = recurrence<delta_rule, gates::none>;
+DOCTEST_TEST_CASE_TEMPLATE("P-G2: the delta rule's beta has the right gradient", M,
+                           recurrence<states::delta_rule, gates::none>,
+                           recurrence_in_form<recurrence_form::sequential, states::delta_rule, gates::none>,
+                           recurrence<testing::delta_rule, gates::none>) {
   auto const s = one_head(sequences::batch(1, 2), 2, 1);
   mixer_numbers<double> const x{{1, 1, 1, -1}, {1, 0, .6, .8}, {2, 1}, {}, {}, {.5, .25}};
   mixer_machine<M, double> machine(s);
@@ -107,8 +111,10 @@ DOCTEST_TEST_CASE("P-G2: the delta rule's beta has the right gradient") {
   DOCTEST_CHECK(near(d.q, {1, 0, 1.06, 0.08}, 1e-14));
 }
 
-DOCTEST_TEST_CASE("P-C2: the gated delta rule does not depend on how its sequence is cut") {
-  using M = recurrence<delta_rule, token_gate>;
+DOCTEST_TEST_CASE_TEMPLATE("P-C2: the gated delta rule does not depend on how its sequence is cut", M,
+                           recurrence<states::delta_rule, token_gate>,
+                           recurrence_in_form<recurrence_form::sequential, states::delta_rule, token_gate>,
+                           recurrence<testing::delta_rule, token_gate>) {
   auto s = one_head(sequences::batch(1, 5), 2, 2);
   mixer_numbers<double> x{{1, 0, 0, 1, .6, .8, .8, .6, 0, 1},
                           {.6, .8, .8, -.6, 1, 0, 0, 1, .6, .8},
@@ -138,8 +144,8 @@ DOCTEST_TEST_CASE("P-C2: the gated delta rule does not depend on how its sequenc
 
 DOCTEST_TEST_CASE(
     "the laws hold for a delta rule written by a user, with decays per head and per channel (P-C3, P-S2)") {
-  check_laws<recurrence<delta_rule, token_gate>>();
-  check_laws<recurrence<delta_rule, channel_gate>>();
+  check_laws<recurrence<testing::delta_rule, token_gate>>();
+  check_laws<recurrence<testing::delta_rule, channel_gate>>();
 }
 
 DOCTEST_TEST_CASE_TEMPLATE("P-G1: a scalar recurrence in both directions, any chunk, any length", M,
@@ -218,6 +224,26 @@ DOCTEST_TEST_CASE("P-S4: any size gives the numbers of the plain recurrence") {
         }
 }
 
+DOCTEST_TEST_CASE_TEMPLATE(
+    "P-S4: any size gives the numbers of the plain recurrence where states erase", M,
+    recurrence_in_form<recurrence_form::chunkwise, states::delta_rule, token_gate>,
+    recurrence_in_form<recurrence_form::chunkwise, states::diagonal_plus_low_rank, channel_gate>) {
+  for (index_t keys : {1, 5, 33})
+    for (index_t values : {3, 17})
+      for (index_t length : {1, 7, 8, 9, 17, 65})
+        for (index_t chunk : {3, 16, 64}) {
+          DOCTEST_CAPTURE(keys);
+          DOCTEST_CAPTURE(values);
+          DOCTEST_CAPTURE(length);
+          DOCTEST_CAPTURE(chunk);
+          auto s = one_head(sequences::batch(1 + length % 3, length), keys, values, chunk);
+          s.heads = s.query_heads = s.key_heads = s.value_heads = s.gate_heads = 1 + length % 2;
+          auto const x = random_mixer_numbers<M>(s, 62);
+          DOCTEST_CHECK(relative_difference(mixer_machine<M, double>(s).forward(x),
+                                            reference_mixer<M, double>(s, x)) <= 1e-12);
+        }
+}
+
 DOCTEST_TEST_CASE("P-S5: a state holds sequences x heads x K x V numbers, whatever the length") {
   using M = recurrence<outer_product, gates::none>;
   for (index_t length : {1, 2, 5, 500}) {
@@ -227,4 +253,66 @@ DOCTEST_TEST_CASE("P-S5: a state holds sequences x heads x K x V numbers, whatev
     mixer_memory<M, double> memory(s);
     DOCTEST_CHECK(index_t(memory.numbers().size()) == M::state<double>::elements(s));
   }
+}
+
+DOCTEST_TEST_CASE("P-G3: an exclusive read has the scale too, and sees what was there before its token") {
+  using M = recurrence<states::exclusive<outer_product>, gates::none>;
+  auto s = one_head(sequences::batch(1, 2), 2, 2);
+  s.scale = 0.5;
+  mixer_numbers<double> const x{{1, 2, 3, -1}, {1, 0, 2, 1}, {1, 2, -1, 3}, {}, {}, {}};
+  mixer_machine<M, double> machine(s);
+  DOCTEST_CHECK(machine.forward(x) == numbers{0, 0, 1.5, 3});
+  auto const d = machine.backward(x, {1, 1, 1, 1});
+  DOCTEST_CHECK(d.q == numbers{0, 0, 1.5, 0});
+  DOCTEST_CHECK(d.k == numbers{4.5, -1.5, 0, 0});
+  DOCTEST_CHECK(d.v == numbers{1.5, 1.5, 0, 0});
+}
+
+DOCTEST_TEST_CASE("decays that are steps times rates: the bound acts on the product and stops its derivative") {
+  using M = recurrence<states::delta_rule, factored_decays>;
+  auto const s = one_head(sequences::batch(1, 2), 2, 1);
+  // S = [1, 1] after the first token, then decays e^-0.5 and e^-bound; the second token writes nothing.
+  mixer_numbers<double> x{{1, 1, 1, 1}, {1, 1, 0, 0}, {1, 0}, {0, -0.5}, {1, 1}, {1, 1}};
+  x.rate = {1, 1e6};
+  mixer_machine<M, double> machine(s);
+  mixer_memory<M, double> after(s);
+  double const left = std::exp(-0.5);
+  DOCTEST_CHECK(near(machine.forward(x, nullptr, &after), {2, left}));
+  DOCTEST_CHECK(near(after.numbers(), {left, 0}));
+  auto const d = machine.backward(x, {0, 1});
+  DOCTEST_CHECK(near(d.g, {0, left}));
+  DOCTEST_CHECK(near(d.rate, {-0.5 * left, 0}));
+}
+
+DOCTEST_TEST_CASE("P-S6, P-U2: a recurrence refuses what its state or its form cannot read, in one sentence") {
+  using doctest::Contains;
+  auto const s = one_head(sequences::batch(1, 3), 2, 2);
+  auto const refuse = [&]<class M>(std::type_identity<M>, auto const& change, char const* text) {
+    auto const x = random_mixer_numbers<M>(s, 71);
+    auto in = input_of<M>(s, x);
+    change(in);
+    std::vector<double> o(6);
+    auto ws = arena::growing();
+    typename M::template saved<double> const* const unsaved = nullptr;
+    DOCTEST_CHECK_THROWS_WITH_AS(
+        M::forward(device::cpu{}, s, in, view3<double>(o.data(), {3, 1, 2}), nullptr, nullptr, unsaved, ws),
+        Contains(text), shape_error);
+  };
+  auto const nothing = [](auto&) {};
+  refuse(
+      std::type_identity<
+          recurrence_in_form<recurrence_form::chunkwise_per_channel, states::delta_rule, token_gate>>{},
+      [](auto& in) {
+        in.rate_hk = {in.k_rhk.data, {1, 3}};
+      },
+      "recurrence decay rate: expected [1,2], got [1,3]");
+  refuse(
+      std::type_identity<recurrence<states::diagonal_plus_low_rank, token_gate>>{}, [](auto& in) { in.b_rhk = {}; },
+      "recurrence erasing vector b: expected [3,1,2], got [0,0,0]");
+  refuse(
+      std::type_identity<recurrence<states::delta_rule, token_gate>>{}, [](auto& in) { in.g_rhk = in.k_rhk; },
+      "recurrence log-decay g: expected one per head, got one per key channel; take the form "
+      "chunkwise_per_channel");
+  refuse(std::type_identity<recurrence<states::elementwise, token_gate>>{}, nothing,
+         "recurrence: an elementwise state has key_dim 1, got 2");
 }

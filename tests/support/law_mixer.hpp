@@ -17,23 +17,32 @@ namespace seqmix::testing {
 
 using cpu_device = device::cpu;
 
+/// f(the same array of each), for every array of mixer_numbers.
+template <class F, class... Numbers>
+void each_array(F const& f, Numbers&... x) {
+  f(x.q...), f(x.k...), f(x.v...), f(x.g...), f(x.write...), f(x.beta...), f(x.a...), f(x.b...), f(x.rate...);
+  f(x.sink...), f(x.bonus...), f(x.mix...);
+}
 /// The arrays a mixer reads, or their derivatives, rows of heads of channels; unused ones are empty.
 template <class T>
 struct mixer_numbers {
   std::vector<T> q, k, v, g, write, beta;
+  std::vector<T> a{}, b{};
+  std::vector<T> rate{}, sink{}, bonus{};  ///< without rows
+  std::vector<T> mix{};                    ///< the weights of a gated sum, rows of heads of members
 
-  template <class F>
-  void each(F const& f) {
-    for (auto* x : {&q, &k, &v, &g, &write, &beta}) f(*x);
+  /// Whether an array of this has one entry a token, for a gate that has (`token_gate`) or has not.
+  bool has_rows(std::vector<T> const& x, bool token_gate) const noexcept {
+    return !x.empty() && &x != &rate && &x != &sink && &x != &bonus && (&x != &g || token_gate);
   }
   template <class U, class F>
   mixer_numbers<U> map(F const& f) const {
     mixer_numbers<U> to;
-    auto const convert = [&](std::vector<T> const& x, std::vector<U>& y) {
-      for (auto const& e : x) y.push_back(f(e));
-    };
-    convert(q, to.q), convert(k, to.k), convert(v, to.v), convert(g, to.g), convert(write, to.write),
-        convert(beta, to.beta);
+    each_array(
+        [&](std::vector<U>& y, std::vector<T> const& x) {
+          for (auto const& e : x) y.push_back(f(e));
+        },
+        to, *this);
     return to;
   }
   template <class U>
@@ -45,13 +54,23 @@ struct mixer_numbers {
 /// Which arrays a mixer's policies ask for.
 template <class M>
 struct mixer_needs {
+  using state_type = typename M::state_type;
   static constexpr bool gate = M::gate_type::spec.decays;
   static constexpr bool constant = M::gate_type::spec.constant();
   static constexpr bool write = M::gate_type::spec.writes;
-  static constexpr bool beta = M::state_type::spec.reads_beta;
-  static constexpr bool history = M::state_type::spec.kind == state_kind::history;
+  static constexpr bool rate = gate && M::gate_type::spec.factored;
+  static constexpr bool beta = state_type::spec.reads_beta;
+  static constexpr bool low_rank = state_type::spec.reads_low_rank;
+  static constexpr bool history = state_type::spec.kind == state_kind::history;
+  static constexpr bool stabilised = state_type::spec.kind == state_kind::stabilised;
+  static constexpr bool bonus = stabilised && state_type::spec.read == read_order::exclusive;
+  /// Whether keys and queries address the state.
+  static constexpr bool keyed = [] {
+    if constexpr (stabilised) return state_type::stabilised.keyed;
+    return state_type::spec.kind != state_kind::elementwise;
+  }();
   static index_t gate_channels(mixer_shape const& s) {
-    return !gate ? 0 : M::gate_type::spec.decay == axis::head_key ? s.key_dim : 1;
+    return !gate ? 0 : M::gate_type::spec.decay == axis::head_key && !rate ? s.key_dim : 1;
   }
   static index_t gate_rows(mixer_shape const& s) { return constant ? 1 : s.seq.rows(); }
 };
@@ -59,34 +78,47 @@ struct mixer_needs {
 template <class M, class T>
 mixer_input<T> input_of(mixer_shape const& s, mixer_numbers<T> const& x) {
   index_t const R = s.seq.rows();
+  using needs = mixer_needs<M>;
   mixer_input<T> in;
-  in.q_rhk = {x.q.data(), {R, s.query_heads, s.key_dim}};
-  in.k_rhk = {x.k.data(), {R, s.key_heads, s.key_dim}};
-  in.v_rhv = {x.v.data(), {R, s.value_heads, s.value_dim}};
-  if constexpr (mixer_needs<M>::gate) {
-    in.g_rhk = {x.g.data(), {R, s.gate_heads, mixer_needs<M>::gate_channels(s)}};
-    if (mixer_needs<M>::constant) in.g_rhk.stride[0] = 0;
+  if constexpr (needs::keyed) {
+    in.q_rhk = {x.q.data(), {R, s.query_heads, s.key_dim}};
+    in.k_rhk = {x.k.data(), {R, s.key_heads, s.key_dim}};
   }
-  if constexpr (mixer_needs<M>::write) in.write_rh = {x.write.data(), {R, s.gate_heads}};
-  if constexpr (mixer_needs<M>::beta) in.beta_rh = {x.beta.data(), {R, s.gate_heads}};
+  in.v_rhv = {x.v.data(), {R, s.value_heads, s.value_dim}};
+  if constexpr (needs::gate) {
+    in.g_rhk = {x.g.data(), {R, s.gate_heads, needs::gate_channels(s)}};
+    if (needs::constant) in.g_rhk.stride[0] = 0;
+  }
+  if constexpr (needs::write) in.write_rh = {x.write.data(), {R, s.gate_heads}};
+  if constexpr (needs::beta) in.beta_rh = {x.beta.data(), {R, s.gate_heads}};
+  if constexpr (needs::low_rank) {
+    in.a_rhk = {x.a.data(), {R, s.key_heads, s.key_dim}};
+    in.b_rhk = {x.b.data(), {R, s.key_heads, s.key_dim}};
+  }
+  if constexpr (needs::rate) in.rate_hk = {x.rate.data(), {s.gate_heads, s.key_dim}};
+  if constexpr (needs::bonus) in.bonus_hk = {x.bonus.data(), {s.heads, s.key_dim}};
+  if (!x.sink.empty()) in.sink_h = {x.sink.data(), {s.heads}};
+  if (!x.mix.empty()) in.mix_rhn = {x.mix.data(), {R, s.heads, index_t(x.mix.size()) / (R * s.heads)}};
   return in;
 }
 
 template <class M, class T>
 mixer_gradient<T> gradient_of(mixer_shape const& s, mixer_numbers<T>& x) {
   auto const in = input_of<M>(s, static_cast<mixer_numbers<T> const&>(x));
-  auto const open3 = [](view3<T const> v, std::vector<T>& to) {
-    return view3<T>(v ? to.data() : nullptr, v.extent, v.stride);
+  auto const open = []<std::size_t Rank>(view<T const, Rank> const& v, std::vector<T>& to) {
+    return view<T, Rank>(v ? to.data() : nullptr, v.extent, v.stride);
   };
-  auto const open2 = [](view2<T const> v, std::vector<T>& to) {
-    return view2<T>(v ? to.data() : nullptr, v.extent, v.stride);
-  };
-  return {open3(in.q_rhk, x.q), open3(in.k_rhk, x.k),        open3(in.v_rhv, x.v),
-          open3(in.g_rhk, x.g), open2(in.write_rh, x.write), open2(in.beta_rh, x.beta)};
+  mixer_gradient<T> d;
+  d.q_rhk = open(in.q_rhk, x.q), d.k_rhk = open(in.k_rhk, x.k), d.v_rhv = open(in.v_rhv, x.v);
+  d.g_rhk = open(in.g_rhk, x.g), d.write_rh = open(in.write_rh, x.write), d.beta_rh = open(in.beta_rh, x.beta);
+  d.a_rhk = open(in.a_rhk, x.a), d.b_rhk = open(in.b_rhk, x.b), d.rate_hk = open(in.rate_hk, x.rate);
+  d.bonus_hk = open(in.bonus_hk, x.bonus), d.sink_h = open(in.sink_h, x.sink), d.mix_rhn = open(in.mix_rhn, x.mix);
+  return d;
 }
 
 template <class M>
 mixer_numbers<double> random_mixer_numbers(mixer_shape const& s, std::uint64_t seed, double gate_size = 0.3) {
+  using needs = mixer_needs<M>;
   random_numbers random(seed);
   auto const draw = [&](index_t n, double size) {
     std::vector<double> x(static_cast<std::size_t>(n));
@@ -94,17 +126,30 @@ mixer_numbers<double> random_mixer_numbers(mixer_shape const& s, std::uint64_t s
     return x;
   };
   index_t const R = s.seq.rows();
+  // What erases along longer keys grows with every token.
+  double const key_size = M::state_type::spec.low_rank ? 1.0 / std::sqrt(double(s.key_dim)) : 1.0;
   mixer_numbers<double> x;
-  x.q = draw(R * s.query_heads * s.key_dim, 1.0);
-  x.k = draw(R * s.key_heads * s.key_dim, 1.0);
+  if (needs::keyed) {
+    x.q = draw(R * s.query_heads * s.key_dim, 1.0);
+    x.k = draw(R * s.key_heads * s.key_dim, key_size);
+  }
   x.v = draw(R * s.value_heads * s.value_dim, 1.0);
-  x.g = draw(mixer_needs<M>::gate_rows(s) * s.gate_heads * mixer_needs<M>::gate_channels(s), gate_size);
+  x.g = draw(needs::gate_rows(s) * s.gate_heads * needs::gate_channels(s), gate_size);
   for (auto& g : x.g) g = -std::abs(g);
-  if (mixer_needs<M>::write) x.write = draw(R * s.gate_heads, 1.0);
-  if (mixer_needs<M>::beta) {
+  if (needs::write) x.write = draw(R * s.gate_heads, 1.0);
+  if (needs::beta) {
     x.beta = draw(R * s.gate_heads, 1.0);
     for (auto& b : x.beta) b = sigmoid(b);
   }
+  if (needs::low_rank) {
+    x.a = draw(R * s.key_heads * s.key_dim, key_size);
+    x.b = draw(R * s.key_heads * s.key_dim, 0.5 * key_size);
+  }
+  if (needs::rate) {
+    x.rate = draw(s.gate_heads * s.key_dim, 1.0);
+    for (auto& e : x.rate) e = std::abs(e);
+  }
+  if (needs::bonus) x.bonus = draw(s.heads * s.key_dim, 1.0);
   return x;
 }
 
@@ -136,6 +181,10 @@ class mixer_memory {
       tokens(state.k_nlhk), tokens(state.v_nlhv), tokens(state.g_nlhk);
     } else {
       for (index_t i = 0; i < state.S_nhkv.size(); ++i) f(state.S_nhkv.data[i]);
+      if constexpr (mixer_needs<M>::stabilised) {
+        for (index_t i = 0; i < state.n_nhk.size(); ++i) f(state.n_nhk.data[i]);
+        for (index_t i = 0; i < state.m_nh.size(); ++i) f(state.m_nh.data[i]);
+      }
     }
   }
   std::vector<T> numbers() {
@@ -155,11 +204,14 @@ class mixer_memory {
     std::size_t i = 0;
     each([&](T& e) { e = values[i++]; });
   }
-  /// Random numbers where the other state holds any: a cotangent of it.
+  /// Random numbers where the other state holds any: a state, or a cotangent of it. What outputs are divided by is
+  /// positive.
   void randomise(mixer_memory const& like, std::uint64_t seed) {
     take_lengths(like);
     random_numbers random(seed);
     each([&](T& e) { e = T(random.normal()); });
+    if constexpr (mixer_needs<M>::stabilised && !mixer_needs<M>::keyed)
+      for (index_t i = 0; i < state.n_nhk.size(); ++i) state.n_nhk.data[i] = std::abs(state.n_nhk.data[i]) + T(0.5);
   }
 
  private:
@@ -263,14 +315,21 @@ bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
 }
 template <class T>
 bool same_bits(mixer_numbers<T> const& a, mixer_numbers<T> const& b) {
-  return same_bits(a.q, b.q) && same_bits(a.k, b.k) && same_bits(a.v, b.v) && same_bits(a.g, b.g) &&
-         same_bits(a.write, b.write) && same_bits(a.beta, b.beta);
+  bool same = true;
+  each_array([&](std::vector<T> const& x, std::vector<T> const& y) { same = same && same_bits(x, y); }, a, b);
+  return same;
 }
+/// The greatest of all arrays.
 template <class T, class U>
 double relative_difference(mixer_numbers<T> const& a, mixer_numbers<U> const& b) {
-  return std::max({relative_difference(a.q, b.q), relative_difference(a.k, b.k), relative_difference(a.v, b.v),
-                   relative_difference(a.g, b.g), relative_difference(a.write, b.write),
-                   relative_difference(a.beta, b.beta)});
+  double most = 0;
+  each_array(
+      [&](std::vector<T> const& x, std::vector<U> const& y) {
+        double const d = relative_difference(x, y);
+        if (!(d <= most)) most = d;  // NaN stays
+      },
+      a, b);
+  return most;
 }
 
 }  // namespace seqmix::testing

@@ -53,18 +53,21 @@ struct make_reference {
 
 template <class T>
 struct attention_output {
-  buffer<T> o;                  ///< [R,H,V]
-  std::vector<index_t> choice;  ///< [R,H]
-  buffer<double> lse;           ///< [R,H]
+  buffer<T> o;                   ///< [R,H,V]
+  std::vector<index_t> choice;   ///< [R,H]
+  buffer<double> lse;            ///< [R,H]
+  std::vector<index_t> choices;  ///< [R,H,top_k]
 };
 
 template <class T>
 attention_output<T> run(reference_attention const& f, attention_shape const& s, attention_input<T> const& in) {
   index_t const rows = s.seq.rows();
   attention_output<T> out{buffer<T>(rows * s.heads * s.value_dim),
-                          std::vector<index_t>(std::size_t(rows * s.heads)), buffer<double>(rows * s.heads)};
+                          std::vector<index_t>(std::size_t(rows * s.heads)), buffer<double>(rows * s.heads),
+                          std::vector<index_t>(std::size_t(rows * s.heads * s.select.top_k))};
   attention_record const record{view2<index_t>(out.choice.data(), {rows, s.heads}),
-                                view2<double>(out.lse.data(), {rows, s.heads})};
+                                view2<double>(out.lse.data(), {rows, s.heads}),
+                                view3<index_t>(out.choices.data(), {rows, s.heads, s.select.top_k})};
   f.template get<T>()(device::reference{}, s, in, view3<T>(out.o.data(), {rows, s.heads, s.value_dim}), record);
   return out;
 }
@@ -203,7 +206,8 @@ inline attention_output<double> run_stepwise(reference_attention const& f, atten
   auto const& s = c.shape;
   index_t const rows = c.rows();
   attention_output<double> out{buffer<double>(rows * s.heads * s.value_dim),
-                               std::vector<index_t>(std::size_t(rows * s.heads)), buffer<double>(rows * s.heads)};
+                               std::vector<index_t>(std::size_t(rows * s.heads)), buffer<double>(rows * s.heads),
+                               std::vector<index_t>(std::size_t(rows * s.heads * s.select.top_k))};
   auto const as_past = [](view3<double const> rows_rhc, index_t begin, index_t count) {
     return view4<double const>(rows_rhc.at(begin), {1, count, rows_rhc.extent[1], rows_rhc.extent[2]},
                                {0, rows_rhc.stride[0], rows_rhc.stride[1], rows_rhc.stride[2]});
@@ -222,8 +226,11 @@ inline attention_output<double> run_stepwise(reference_attention const& f, atten
       in.past_length = &past;
       if (a.in.g_rhk) in.g_rhk = c.constant_gate() ? a.in.g_rhk : a.in.g_rhk.slice(0, r, 1);
       if (a.in.g_rhk && !c.constant_gate()) in.past_g_nlhk = as_past(a.in.g_rhk, begin, past);
-      attention_record const record{view2<index_t>(out.choice.data() + r * s.heads, {1, s.heads}),
-                                    view2<double>(out.lse.data() + r * s.heads, {1, s.heads})};
+      in.sink_h = a.in.sink_h;
+      attention_record const record{
+          view2<index_t>(out.choice.data() + r * s.heads, {1, s.heads}),
+          view2<double>(out.lse.data() + r * s.heads, {1, s.heads}),
+          view3<index_t>(out.choices.data() + r * s.heads * s.select.top_k, {1, s.heads, s.select.top_k})};
       view3<double> const o(out.o.data() + r * s.heads * s.value_dim, {1, s.heads, s.value_dim});
       f.of_double(device::reference{}, one, in, o, record);
     }
@@ -234,7 +241,7 @@ inline attention_output<double> run_stepwise(reference_attention const& f, atten
 inline void check_stepwise(reference_attention const& f, attention_case const& c) {
   auto const all = run(f, c);
   auto const steps = run_stepwise(f, c);
-  bool same = all.choice == steps.choice;
+  bool same = all.choice == steps.choice && all.choices == steps.choices;
   for (index_t i = 0; i < all.o.size(); ++i) same = same && all.o[i] == steps.o[i];
   DOCTEST_CHECK_MESSAGE(same, c.name, ": token by token differs from the whole sequence");
 }

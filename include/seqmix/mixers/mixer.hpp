@@ -2,6 +2,10 @@
 
 #include <seqmix/concepts/mixer.hpp>
 #include <seqmix/selectors/select.hpp>
+#include <seqmix/states/delta_rule.hpp>
+#include <seqmix/states/diagonal_plus_low_rank.hpp>
+#include <seqmix/states/elementwise.hpp>
+#include <seqmix/states/exclusive.hpp>
 #include <seqmix/states/history.hpp>
 #include <seqmix/states/outer_product.hpp>
 
@@ -29,6 +33,9 @@ consteval bool pairs() {
       "a gate forget");
   static_assert(!history || Gate::spec.decay == axis::head || !Gate::spec.decays,
                 "seqmix pairing: a per-channel gate is no score bias; take a per-head gate or outer_product");
+  static_assert(State::spec.kind == state_kind::stabilised || !Gate::spec.log_write,
+                "seqmix pairing: a gate whose write scale is a logarithm needs a state kept relative to a running "
+                "maximum; take states::mlstm or states::wkv, or a gate that writes plain numbers");
   return true;
 }
 
@@ -42,3 +49,4 @@ struct mixer;
 
 #include <seqmix/mixers/attention.hpp>
 #include <seqmix/mixers/recurrence.hpp>
+#include <seqmix/mixers/stabilised.hpp>

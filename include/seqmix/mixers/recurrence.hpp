@@ -6,19 +6,28 @@
 
 namespace seqmix::inline v0 {
 
-/// A bounded state read linearly: K x V numbers per head whatever the length.
+/// A bounded state read linearly: K x V numbers per head whatever the length, or one per head and value channel.
 /// State: S [N,H,K,V]. Saved: one state a chunk. Deterministic on the CPU for any number of threads.
 template <class State, class Gate, class Selector>
-requires(State::spec.kind == state_kind::matrix) struct mixer<State, Gate, Selector> {
+requires(State::spec.kind == state_kind::matrix ||
+         State::spec.kind == state_kind::elementwise) struct mixer<State, Gate, Selector> {
   static_assert(mixer_detail::pairs<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
   using selector_type = Selector;
 
-  /// Additive states with at most one decay per head are computed chunk by chunk.
-  static constexpr auto form = !State::spec.low_rank && Gate::spec.decay == axis::head
-                                   ? kernels::recurrence_form::chunkwise
-                                   : kernels::recurrence_form::sequential;
+  /// Small additive states take the channels of many heads together; others go chunk by chunk, but for elementwise
+  /// ones that erase or are read before they are written.
+  static constexpr kernels::recurrence_form form = [] {
+    using enum kernels::recurrence_form;
+    constexpr bool elementwise = State::spec.kind == state_kind::elementwise;
+    constexpr bool additive = !State::spec.low_rank && State::spec.read == read_order::inclusive;
+    if (additive && (elementwise || Gate::spec.factored)) return channels;
+    if (elementwise) return sequential;
+    return Gate::spec.decays && Gate::spec.decay == axis::head_key ? chunkwise_per_channel : chunkwise;
+  }();
+  /// Decays per channel are met pair by pair, which costs more the longer a chunk is.
+  static constexpr index_t longest_chunk = form == kernels::recurrence_form::chunkwise_per_channel ? 16 : 1 << 20;
 
   static std::string name() {
     return "recurrence[state=" + std::string(State::name) + ",gate=" + std::string(Gate::name) + "]";
@@ -38,7 +47,10 @@ requires(State::spec.kind == state_kind::matrix) struct mixer<State, Gate, Selec
     kernels::recurrence_saved<T> kernel;
     template <class Isa>
     static saved carve(arena& a, mixer_shape const& s) {
-      return {kernels::recurrence_saved<T>::template carve<Isa>(a, kernel_shape(s))};
+      if constexpr (form == kernels::recurrence_form::channels)
+        return {kernels::detail::channel_saved<Isa, T>(a, kernel_shape(s))};
+      else
+        return {kernels::recurrence_saved<T>::template carve<Isa>(a, kernel_shape(s))};
     }
   };
 
@@ -63,18 +75,17 @@ requires(State::spec.kind == state_kind::matrix) struct mixer<State, Gate, Selec
                        view3<same<T> const>, saved<same<T>> const& keep, view3<same<T> const> d_o_rhv,
                        state<same<T>> const* before, state<same<T>> const* d_after,
                        mixer_gradient<same<T>> const& d, state<same<T>>* d_before, arena& ws) {
+    recurrence_gradient<T> const to{
+        d.q_rhk, d.k_rhk, d.v_rhv,  d.g_rhk, d.write_rh, d.beta_rh, d_before ? d_before->S_nhkv : view4<T>{},
+        d.a_rhk, d.b_rhk, d.rate_hk};
     kernels::recurrence_backward<form, State>(dev, kernel_shape(s), kernel_input(in, before), keep.kernel, d_o_rhv,
-                                              d_after ? d_after->S_nhkv : view4<T>{},
-                                              recurrence_gradient<T>{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk, d.write_rh,
-                                                                     d.beta_rh,
-                                                                     d_before ? d_before->S_nhkv : view4<T>{}},
-                                              ws);
+                                              d_after ? d_after->S_nhkv : view4<T>{}, to, ws);
   }
 
  private:
   static recurrence_shape kernel_shape(mixer_shape const& s) {
     return {s.seq,        s.heads,   s.query_heads, s.key_heads, s.value_heads,
-            s.gate_heads, s.key_dim, s.value_dim,   s.scale,     s.chunk};
+            s.gate_heads, s.key_dim, s.value_dim,   s.scale,     (std::min)(s.chunk, longest_chunk)};
   }
   template <class T>
   static recurrence_input<T> kernel_input(mixer_input<T> const& in, state<same<T>> const* before) {
@@ -84,7 +95,10 @@ requires(State::spec.kind == state_kind::matrix) struct mixer<State, Gate, Selec
             in.g_rhk,
             in.write_rh,
             in.beta_rh,
-            before ? view4<T const>(before->S_nhkv) : view4<T const>{}};
+            before ? view4<T const>(before->S_nhkv) : view4<T const>{},
+            in.a_rhk,
+            in.b_rhk,
+            in.rate_hk};
   }
 };
 

@@ -5,8 +5,8 @@
 
 namespace seqmix::inline v0::states {
 
-/// What a key finds is replaced by the value, with a strength beta:  S = Diag(e^g) S, then S = S + beta k (v - S' k)'.
-/// The decay comes first, so a = -e^g k in the generic step (a meets the undecayed S) and b = w = beta k.
+/// What a key finds is replaced by the value, with a strength beta:  S = Diag(e^g) S, then S = S + beta k (v - S'
+/// k)'. The decay comes first, so a = -e^g k in the generic step (a meets the undecayed S) and b = w = beta k.
 /// Source: DeltaNet (Schlag et al., arXiv 2102.11174; Yang et al., arXiv 2406.06484); with a gate per head Gated
 /// DeltaNet (arXiv 2412.06464), with one per key channel Kimi Delta Attention (arXiv 2510.26692).
 struct delta_rule {

@@ -5,8 +5,8 @@
 namespace seqmix::inline v0::states {
 
 /// One number per head and value channel, which no key addresses:  S = e^g S + write v'  with K = 1, read as it is.
-/// Source: HGRN (arXiv 2311.04823), RG-LRU (arXiv 2402.19427), minGRU and minLSTM (arXiv 2410.01201), which are all this
-/// with gates of their own.
+/// Source: HGRN (arXiv 2311.04823), RG-LRU (arXiv 2402.19427), minGRU and minLSTM (arXiv 2410.01201), which are all
+/// this with gates of their own.
 struct elementwise {
   static constexpr std::string_view name = "elementwise";
   static constexpr state_spec spec{.kind = state_kind::elementwise};

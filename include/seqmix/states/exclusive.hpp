@@ -21,7 +21,8 @@ struct exclusive_name {
 }  // namespace detail
 
 /// The same state read before it is written: o_t = scale S_{t-1}' q_t, neither decayed by nor holding token t; an
-/// own-token term adds what is missing. Source: RWKV-5 and RWKV-6 (arXiv 2404.05892), which read an outer product so.
+/// own-token term adds what is missing. Source: RWKV-5 and RWKV-6 (arXiv 2404.05892), which read an outer product
+/// so.
 template <class State>
 struct exclusive : State {
   static_assert(state<State>, "seqmix state: exclusive decorates a type that satisfies seqmix::state");

@@ -1,17 +1,37 @@
 #pragma once
 
+#include <numeric>
+
+#include <seqmix/kernels/cpu/recurrence_channels.hpp>
+#include <seqmix/kernels/cpu/recurrence_chunkwise.hpp>
+#include <seqmix/kernels/cpu/recurrence_generic.hpp>
 #include <seqmix/kernels/cpu/recurrence_sequential.hpp>
 
 namespace seqmix::inline v0::kernels {
 
-/// How a recurrence is computed: chunk by chunk (one decay per head, additive states) or token by token
-/// (everything).
-enum class recurrence_form { chunkwise, sequential };
+/// How a recurrence is computed. All forms give the same numbers up to rounding.
+enum class recurrence_form {
+  chunkwise,              ///< chunk by chunk: any state, at most one decay per head
+  chunkwise_per_channel,  ///< chunk by chunk: any state, any decays
+  sequential,             ///< token by token: everything
+  channels  ///< lanes are channels of many heads: additive states read inclusively that are small (K = 1, V = 1)
+};
 
 namespace detail {
 
+/// Additive states with at most one decay per head share their products q.k between heads.
 template <recurrence_form Form, class State, class Isa, class T>
 struct recurrence_parts {
+  using form = generic_form<State, Form == recurrence_form::chunkwise_per_channel>;
+  using heads = generic_head<State, form, Isa, T>;
+  using scratch = generic_scratch<form, Isa, T>;
+};
+template <class State>
+inline constexpr bool plainly_additive =
+    !State::spec.low_rank && State::spec.read == read_order::inclusive && State::spec.kind == state_kind::matrix;
+template <class State, class Isa, class T>
+requires plainly_additive<State>
+struct recurrence_parts<recurrence_form::chunkwise, State, Isa, T> {
   using heads = chunkwise_heads<Isa, T>;
   using scratch = chunk_scratch<Isa, T>;
 };
@@ -31,27 +51,75 @@ Scratch* scratch_per_thread(arena& ws, int threads, recurrence_shape const& s, b
   return all;
 }
 
+/// Sums of every sequence and head, zero before a backward.
+class decay_sum_table {
+ public:
+  template <class T>
+  decay_sum_table(recurrence_shape const& s, recurrence_input<T> const& in, arena& ws)
+      : heads_(s.heads), constant_keys_((std::max)(index_t(1), in.g_rhk.extent[2])),
+        rate_keys_(in.rate_hk ? s.key_dim : 0),
+        constant_(ws.take<double>(s.seq.count() * s.heads * constant_keys_)),
+        rate_(ws.take<double>(s.seq.count() * s.heads * rate_keys_)) {}
+
+  /// Those of one head, set to zero.
+  decay_sums start(index_t n, index_t h) const noexcept {
+    decay_sums const d{constant_ + (n * heads_ + h) * constant_keys_,
+                       rate_keys_ > 0 ? rate_ + (n * heads_ + h) * rate_keys_ : nullptr};
+    std::fill_n(d.constant, constant_keys_, 0.0);
+    if (d.rate) std::fill_n(d.rate, rate_keys_, 0.0);
+    return d;
+  }
+  template <class T>
+  void add_up(recurrence_shape const& s, recurrence_input<T> const& in,
+              recurrence_gradient<same<T>> const& d) const {
+    if (rate_keys_ > 0 && d.rate_hk) add_up_groups<T>(s, s.seq.count(), rate_keys_, rate_, d.rate_hk);
+    if (in.g_rhk && in.g_rhk.stride[0] == 0 && d.g_rhk)
+      add_up_groups<T>(s, s.seq.count(), constant_keys_, constant_,
+                       [&](index_t h, index_t k) -> T& { return d.g_rhk(0, h, k); });
+  }
+
+ private:
+  index_t heads_, constant_keys_, rate_keys_;
+  double *constant_, *rate_;
+};
+
+template <recurrence_form Form, class State, class T>
+void validate_form(recurrence_shape const& s, recurrence_input<T> const& in) {
+  validate(s, in, State::spec);
+  static_assert(Form != recurrence_form::channels ||
+                    (!State::spec.low_rank && State::spec.read == read_order::inclusive),
+                "seqmix recurrence: the form `channels` is for additive states read inclusively");
+  if (Form == recurrence_form::chunkwise && in.decays_per_channel())
+    throw shape_error(
+        "seqmix: recurrence log-decay g: expected one per head, got one per key channel; take the form "
+        "chunkwise_per_channel");
+}
+
 }  // namespace detail
 
 /// o [R,H,V] and the final state [N,H,K,V] (empty view: not wanted). `saved` is nullptr when no backward follows.
-/// Work: chunkwise 2 (chunk (K + V) + 2 K V) flops a token and head, sequential 6 K V.
-/// Deterministic: the same bits for any number of threads; the chunk size changes rounding only.
+/// Work a token and head: chunkwise 2 (chunk (K + V) + 2 K V) flops, twice that for states that erase; sequential
+/// 6 K V, or 10 K V. Deterministic: the same bits for any number of threads; the chunk size changes rounding only.
 template <recurrence_form Form, class State, class Isa, class Threads, class T>
 void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s,
                         recurrence_input<T> const& in, view3<same<T>> o_rhv, recurrence_saved<same<T>> const* saved,
                         view4<same<T>> final_nhkv, arena& ws) {
-  using parts = detail::recurrence_parts<Form, State, Isa, T>;
-  validate(s, in);
+  detail::validate_form<Form, State>(s, in);
   expect_shape("recurrence output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("recurrence output o", o_rhv);
   validate_state("recurrence final state", s, final_nhkv);
-  arena_scope const scope(ws);
-  auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
-  index_t const together = parts::heads::together(s), units = s.heads / together;
-  parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
-    typename parts::heads heads(s, in, unit / units, unit % units * together, scratch[thread]);
-    heads.forward(o_rhv, saved, final_nhkv);
-  });
+  if constexpr (Form == recurrence_form::channels) {
+    detail::channels_forward(dev, s, in, o_rhv, saved, final_nhkv, ws);
+  } else {
+    using parts = detail::recurrence_parts<Form, State, Isa, T>;
+    arena_scope const scope(ws);
+    auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
+    index_t const together = parts::heads::together(s), units = s.heads / together;
+    parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
+      typename parts::heads heads(s, in, unit / units, unit % units * together, scratch[thread]);
+      heads.forward(o_rhv, saved, final_nhkv);
+    });
+  }
 }
 
 /// The derivatives of recurrence_forward, from d_o and the derivative of the final state (empty: zero).
@@ -60,34 +128,31 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
                          recurrence_input<T> const& in, recurrence_saved<same<T>> const& saved,
                          view3<same<T> const> d_o_rhv, view4<same<T> const> d_final_nhkv,
                          recurrence_gradient<same<T>> const& d, arena& ws) {
-  using parts = detail::recurrence_parts<Form, State, Isa, T>;
-  validate(s, in);
+  detail::validate_form<Form, State>(s, in);
   expect_shape("recurrence output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("recurrence output derivative d_o", d_o_rhv);
   validate_state("recurrence final state derivative", s, d_final_nhkv);
-  if (!dev.dry) validate_gradient<T>(s, d);
-  arena_scope const scope(ws);
-  auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, true);
-  index_t const decay_keys = (std::max)(index_t(1), in.g_rhk.extent[2]);
-  double* const d_constant = ws.take<double>(s.seq.count() * s.heads * decay_keys);
-  index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
-  index_t const group = s.heads / groups, together = parts::heads::together(s);
-  parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
-    index_t const n = unit / groups;
-    for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; h += together) {
-      typename parts::heads heads(s, in, n, h, scratch[thread]);
-      heads.backward(saved, d_o_rhv, d_final_nhkv, d, d_constant + (n * s.heads + h) * decay_keys);
-    }
-  });
-  if (dev.dry || !in.g_rhk || in.g_rhk.stride[0] != 0 || !d.g_rhk) return;
-  for (index_t h = 0; h < s.gate_heads; ++h)
-    for (index_t k = 0; k < decay_keys; ++k) d.g_rhk(0, h, k) = T(0);
-  for (index_t h = 0; h < s.heads; ++h)
-    for (index_t k = 0; k < decay_keys; ++k) {
-      double sum = 0.0;
-      for (index_t n = 0; n < s.seq.count(); ++n) sum += d_constant[(n * s.heads + h) * decay_keys + k];
-      d.g_rhk(0, h * s.gate_heads / s.heads, k) += T(sum);
-    }
+  if (!dev.dry) validate_gradient<T>(s, d, State::spec);
+  if constexpr (Form == recurrence_form::channels) {
+    detail::channels_backward(dev, s, in, saved, d_o_rhv, d_final_nhkv, d, ws);
+  } else {
+    using parts = detail::recurrence_parts<Form, State, Isa, T>;
+    arena_scope const scope(ws);
+    auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, true);
+    detail::decay_sum_table const sums(s, in, ws);
+    index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
+    index_t const group = s.heads / groups, together = parts::heads::together(s);
+    parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
+      index_t const n = unit / groups;
+      for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; h += together) {
+        auto const first = sums.start(n, h);
+        for (index_t other = h + 1; other < h + together; ++other) sums.start(n, other);
+        typename parts::heads heads(s, in, n, h, scratch[thread]);
+        heads.backward(saved, d_o_rhv, d_final_nhkv, d, first);
+      }
+    });
+    if (!dev.dry) sums.add_up(s, in, d);
+  }
 }
 
 }  // namespace seqmix::inline v0::kernels

@@ -2,10 +2,8 @@
 
 #include <numeric>
 
-#include <seqmix/kernels/cpu/pack.hpp>
-#include <seqmix/kernels/cpu/tile_product.hpp>
-#include <seqmix/kernels/recurrence_shape.hpp>
-#include <seqmix/tensor/arena.hpp>
+#include <seqmix/kernels/cpu/causal_tiles.hpp>
+#include <seqmix/kernels/cpu/recurrence_tokens.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
 /// The additive recurrence S = e^g S + (write k) v' with at most one decay per head, a chunk of n tokens at a time.
@@ -14,18 +12,6 @@
 /// Only differences G_i - G_j <= 0 are exponentiated. Source: Dao, Gu (arXiv 2405.21060), section 6, in the form
 /// for any decay per head; the backward is its derivative.
 namespace seqmix::inline v0::kernels {
-
-/// What forward keeps for backward: the state before every chunk, [chunks, H, K, Vp]. Bytes: H K Vp sizeof(T) a
-/// chunk.
-template <class T>
-struct recurrence_saved {
-  T* states = nullptr;
-
-  template <class Isa>
-  static recurrence_saved carve(arena& a, recurrence_shape const& s) {
-    return {a.take<T>(s.chunks_before(s.seq.count()) * s.heads * s.key_dim * simd::padded<Isa, T>(s.value_dim))};
-  }
-};
 
 namespace detail {
 
@@ -94,11 +80,8 @@ class chunkwise_heads {
   }
 
   void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
-                recurrence_gradient<T> const& d, double* d_constant) {
-    for (index_t h = h_; h < end_; ++h) {
-      load_state(d_final_nhkv, h, d_state(h));
-      d_constant[h - h_] = 0.0;
-    }
+                recurrence_gradient<T> const& d, decay_sums const& sums) {
+    for (index_t h = h_; h < end_; ++h) load_state(d_final_nhkv, h, d_state(h));
     index_t const chunks = (rows_ + s_.chunk - 1) / s_.chunk, base = s_.chunks_before(n_);
     for (index_t c = chunks; c-- > 0;) {
       load_chunk(c * s_.chunk);
@@ -108,12 +91,12 @@ class chunkwise_heads {
       std::fill_n(w_.dk_t, K_ * Cp_, T(0));
       for (index_t h = h_; h < end_; ++h) {
         head_backward(h, saved_state(saved, base + c, h), d_o_rhv);
-        write_head(h, d, d_constant + h - h_);
+        write_head(h, d, sums.constant + (h - h_));
       }
       transpose<Isa>(w_.dq_t, Cp_, K_, count_, w_.dq, kp_);
       transpose<Isa>(w_.dk_t, Cp_, K_, count_, w_.dk, kp_);
-      causal_sums(w_.d_product, w_.k, kp_, w_.dq, true);
-      anticausal_sums(w_.d_product, w_.q, kp_, w_.dk, true);
+      causal().sums(w_.d_product, w_.k, kp_, w_.dq, true);
+      causal().sums_back(w_.d_product, w_.q, kp_, w_.dk, true);
       write(w_.dq, T(s_.scale), d.q_rhk, s_.query_heads);
       write(w_.dk, T(1), d.k_rhk, s_.key_heads);
     }
@@ -167,31 +150,9 @@ class chunkwise_heads {
               [&](index_t) { return T(s_.scale); });
     load_rows(in_.k_rhk.at(r, of(h_, s_.key_heads)), in_.k_rhk.stride[0], K_, kp_, w_.k, unscaled);
     transpose<Isa>(w_.k, kp_, count_, K_, w_.key_t, Cp_);
-    causal_products(K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, w_.product);
+    causal().products(K_, {w_.q, kp_, 1}, w_.key_t, w_.product);
   }
-  /// The first half of a chunk, in whole vectors: what the other half's zeros are cut off by.
-  index_t half() const noexcept { return simd::padded<Isa, T>(count_ / 2); }
-  /// C_ij = sum over `depth` of a_i b_j, where j <= i at least.
-  void causal_products(index_t depth, tile_operand<T> a, T const* b, T* c) const {
-    index_t const h = (std::min)(half(), count_);
-    tile_product<Isa>(h, half(), depth, a, b, Cp_, c, Cp_, false);
-    tile_product<Isa>(count_ - h, Cp_, depth, {a.data + h * a.row, a.row, a.column}, b, Cp_, c + h * Cp_, Cp_,
-                      false);
-  }
-  /// to_i (+)= sum over j <= i of weight_ij x_j, for rows of `width`.
-  void causal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
-    index_t const h = (std::min)(half(), count_);
-    tile_product<Isa>(h, width, h, tile_operand<T>{weight, Cp_, 1}, x, width, to, width, add);
-    tile_product<Isa>(count_ - h, width, count_, tile_operand<T>{weight + h * Cp_, Cp_, 1}, x, width,
-                      to + h * width, width, add);
-  }
-  /// to_j (+)= sum over i >= j of weight_ij x_i.
-  void anticausal_sums(T const* weight, T const* x, index_t width, T* to, bool add) const {
-    index_t const h = (std::min)(half(), count_);
-    tile_product<Isa>(h, width, count_, tile_operand<T>{weight, 1, Cp_}, x, width, to, width, add);
-    tile_product<Isa>(count_ - h, width, count_ - h, tile_operand<T>{weight + h * Cp_ + h, 1, Cp_}, x + h * width,
-                      width, to + h * width, width, add);
-  }
+  causal_tiles<Isa, T, 1> causal() const noexcept { return {count_, Cp_}; }
   /// One head's scaled values, running decay, weights P_ij = q_i.k_j e^(G_i - G_j) for j <= i, and the decayed
   /// queries and keys that meet the state.
   void load_head(index_t h) {
@@ -246,7 +207,7 @@ class chunkwise_heads {
 
   void head_forward(index_t h, T const* before, T* after, view3<T> o_rhv) {
     load_head(h);
-    causal_sums(w_.P, w_.v, vp_, w_.o, false);
+    causal().sums(w_.P, w_.v, vp_, w_.o, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, before, vp_, w_.o, vp_, true);
     write_rows(w_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at_, h), o_rhv.stride[0], false);
     decay_state(before, after);
@@ -260,14 +221,14 @@ class chunkwise_heads {
     transpose<Isa>(w_.v, vp_, count_, V_, w_.value_t, Cp_);
     transpose<Isa>(w_.dout, vp_, count_, V_, w_.dout_t, Cp_);
 
-    causal_products(V_, tile_operand<T>{w_.dout, vp_, 1}, w_.value_t, w_.dP);
+    causal().products(V_, {w_.dout, vp_, 1}, w_.value_t, w_.dP);
     if (gated()) through_weights();
     apply_decay(w_.dP, w_.dP);
     simd::map<Isa>(
         count_ * Cp_, [](auto const& sum, auto const& d) { return sum + d; }, w_.d_product, w_.d_product, w_.dP);
     tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{S, vp_, 1}, w_.dout_t, Cp_, w_.through_S, Cp_, false);
     tile_product<Isa>(K_, Cp_, V_, tile_operand<T>{dS, vp_, 1}, w_.value_t, Cp_, w_.through_dS, Cp_, false);
-    anticausal_sums(w_.P, w_.dout, vp_, w_.dv, false);
+    causal().sums_back(w_.P, w_.dout, vp_, w_.dv, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.k_decayed, kp_, 1}, dS, vp_, w_.dv, vp_, true);
     through_state(S, dS);
     decay_state(dS, dS);
