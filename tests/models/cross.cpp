@@ -44,6 +44,7 @@ constexpr std::array expected{"history-none-softmax",
                               "outer_product-gla-linear",
                               "delta_rule-none-linear",
                               "delta_rule-log_sigmoid-linear",
+                              "delta_rule-mamba2-linear",
                               "delta_rule-gla-linear"};
 static_assert(grid::size == expected.size());
 
@@ -69,9 +70,7 @@ static_assert(why<states::outer_product, gates::mlstm, selectors::linear> == mis
 static_assert(pairs_v<states::mlstm, gates::mlstm, selectors::linear>);
 static_assert(why<states::mlstm, gates::gla, selectors::linear> == misfit::channels_of_one_maximum);
 static_assert(why<states::mlstm, gates::mamba2, selectors::linear> == misfit::plain_write_to_weights);
-static_assert(why<states::delta_rule, gates::mamba2, selectors::linear> == misfit::two_write_strengths);
-static_assert(why<states::delta_rule, gates::without_decay<gates::mamba2>, selectors::linear> ==
-              misfit::two_write_strengths);
+static_assert(pairs_v<states::delta_rule, gates::mamba2, selectors::linear>);  // the write scale is the value's
 
 // A decay is data-dependent, constant or absent, each a cell of its own.
 using decays = cross<type_list<states::outer_product>, decay_ablation<gates::mamba2>, type_list<selectors::linear>>;
@@ -91,7 +90,7 @@ static_assert(std::is_same_v<cell_at<grid, find_cell<grid>("history-log_sigmoid-
                              attention<selectors::top1_chunk<>, gates::log_sigmoid>>);
 static_assert(std::is_same_v<cell_at<grid, find_cell<grid>("delta_rule-gla-linear")>,
                              recurrence<states::delta_rule, gates::gla>>);
-static_assert(find_cell<grid>("delta_rule-mamba2-linear") == grid::size);
+static_assert(find_cell<grid>("delta_rule-gla-softmax") == grid::size);
 
 }  // namespace
 

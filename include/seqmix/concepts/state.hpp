@@ -28,7 +28,7 @@ struct state_spec {
   bool low_rank = false;        ///< the update erases along b (a' S); false: a and b are 0 and never formed
   bool reads_beta = false;      ///< the update takes a strength beta per head and token
   bool reads_low_rank = false;  ///< the update takes the vectors a and b of each head and token as they are
-  bool shares_write = false;    ///< b = w: the update is S = Diag(e^g) S + w (v + S' a)'
+  bool shares_write = false;    ///< b = w, w alone is filled; a write scale is the value's: w (write v + S' a)'
   read_order read = read_order::inclusive;
 };
 

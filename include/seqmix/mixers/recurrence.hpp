@@ -11,7 +11,7 @@ namespace seqmix::inline v0 {
 template <class State, class Gate, class Selector>
 requires(State::spec.kind == state_kind::matrix ||
          State::spec.kind == state_kind::elementwise) struct mixer<State, Gate, Selector> {
-  static_assert(mixer_detail::pairs<State, Gate, Selector>());
+  static_assert(explain_pairing<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
   using selector_type = Selector;

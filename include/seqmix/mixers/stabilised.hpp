@@ -8,29 +8,12 @@
 
 namespace seqmix::inline v0 {
 
-namespace mixer_detail {
-
-template <class State, class Gate>
-consteval bool pairs_stabilised() {
-  static_assert(
-      Gate::spec.decay == axis::head || !Gate::spec.decays,
-      "seqmix pairing: a stabilised state keeps one running maximum per head, so it takes a gate per head; "
-      "for a decay per channel take outer_product, or wkv with one head per channel");
-  static_assert(!Gate::spec.writes || Gate::spec.log_write,
-                "seqmix pairing: a stabilised state is written with weights e^write; take a gate whose write scale "
-                "is a logarithm, or one without a write scale");
-  return true;
-}
-
-}  // namespace mixer_detail
-
 /// A bounded state written with exponential weights of any size, read as a weighted mean: mLSTM, RWKV-4.
 /// State: S [N,H,K,V], its normaliser [N,H,K] and the running maximum of the log-weights [N,H], all relative to it.
 /// Saved: one state a chunk and a number a row and head. Deterministic on the CPU for any number of threads.
 template <class State, class Gate, class Selector>
 requires(State::spec.kind == state_kind::stabilised) struct mixer<State, Gate, Selector> {
-  static_assert(mixer_detail::pairs<State, Gate, Selector>());
-  static_assert(mixer_detail::pairs_stabilised<State, Gate>());
+  static_assert(explain_pairing<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
   using selector_type = Selector;
