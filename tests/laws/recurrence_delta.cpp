@@ -18,6 +18,7 @@ DOCTEST_TEST_CASE(
     "the laws hold for the delta rule without a gate, with one per head, and one per channel (P-C3)") {
   check_laws<recurrence<delta_rule, gates::none>>();
   check_laws<recurrence<delta_rule, decay_per_head>>();
+  check_laws<recurrence<delta_rule, given_decays<axis::head, true>>>();  // a write scale beside beta
   check_laws<recurrence<delta_rule, decay_per_channel>>();
 }
 

@@ -21,8 +21,8 @@ using some_selectors = type_list<selectors::softmax, selectors::window, selector
                                  selectors::top1_chunk<>, selectors::linear>;
 using grid = cross<some_states, some_gates, some_selectors>;
 
-// Of 60 cells: a history takes every selector under none and two gates per head, a matrix linear weights alone, and
-// the delta rule no gate that scales what is written.
+// Of 60 cells: a history takes every selector under none and two gates per head, a matrix linear weights alone,
+// the delta rule alike.
 constexpr std::array expected{"history-none-softmax",
                               "history-none-window",
                               "history-none-top1_element",
