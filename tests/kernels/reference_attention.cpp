@@ -80,8 +80,8 @@ struct scalar_problem {
 }  // namespace
 
 DOCTEST_TEST_CASE("reference attention gives the golden outputs and gradients of softmax attention") {
-  for (auto const* name : {"attn_t1", "attn_gqa", "attn_swa8", "attn_alibi_h4", "attn_alibi_h6", "forgetting_attn",
-                           "forgetting_attn_swa8"})
+  for (auto const* name : {"attn_t1", "attn_gqa", "attn_swa8", "attn_sink", "attn_alibi_h4", "attn_alibi_h6",
+                           "forgetting_attn", "forgetting_attn_swa8"})
     check_file(std::string("ops/") + name);
 }
 

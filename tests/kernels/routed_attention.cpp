@@ -1,10 +1,8 @@
-#include <cstring>
 #include <limits>
 
 #include <doctest/doctest.h>
 
-#include "../support/reference_run.hpp"
-#include <seqmix/kernels/cpu/routed_attention.hpp>
+#include "../support/routed_run.hpp"
 
 // The fast kernels of the selectors that choose a chunk per query, against golden vectors and the reference.
 
@@ -14,116 +12,13 @@ using namespace seqmix;
 using namespace seqmix::testing;
 using part = attention_case::part;
 
-template <class T>
-struct routed_result {
-  buffer<T> o;
-  std::vector<index_t> choice;
-  buffer<double> lse;
-  std::array<buffer<T>, 4> gradient;  ///< of q, k, v, g
-  std::array<buffer<T>, 3> past;      ///< of the past's keys, values and gates
-};
-
-/// Room for what forward keeps and for the workspace, measured by a dry run of both directions.
-template <class Which, class T>
-buffer<std::byte> planned_memory(device::cpu dev, attention_shape const& s, attention_input<T> const& in) {
-  dev.dry = true;
-  auto plan = arena::measure();
-  auto const saved = kernels::routed_saved<Which, T>::carve(plan, s);
-  view3<T> const o(nullptr, {s.seq.rows(), s.heads, s.value_dim});
-  kernels::routed_attention_forward<Which>(dev, s, in, o, &saved, {}, plan);
-  kernels::routed_attention_backward<Which>(dev, s, in, o, saved, o, {}, plan);
-  return buffer<std::byte>(plan.peak());
-}
-
-/// Forward and, given a cotangent of o, backward.
-template <class Which, class T>
-routed_result<T> run_routed(attention_shape const& s, attention_input<T> const& in, buffer<T> const& cot_o,
-                            int threads) {
-  device::cpu dev;
-  dev.threads = threads;
-  index_t const rows = s.seq.rows();
-  auto block = planned_memory<Which, T>(dev, s, in);
-  std::memset(block.data(), 0xff, std::size_t(block.size()));  // NaN wherever it is read before it is written
-  arena memory(block);
-  auto const saved = kernels::routed_saved<Which, T>::carve(memory, s);
-
-  routed_result<T> out;
-  out.o = buffer<T>(rows * s.heads * s.value_dim);
-  out.choice.resize(std::size_t(rows * s.heads));
-  out.lse = buffer<double>(rows * s.heads);
-  view3<T> const o(out.o.data(), {rows, s.heads, s.value_dim});
-  attention_record const record{view2<index_t>(out.choice.data(), {rows, s.heads}),
-                                view2<double>(out.lse.data(), {rows, s.heads})};
-  kernels::routed_attention_forward<Which>(dev, s, in, o, &saved, record, memory);
-
-  attention_gradient<T> d;
-  auto const make3 = [](buffer<T>& b, view3<T const> const& like) {
-    b = buffer<T>(like.size());
-    b.fill(T(77));  // written, not added
-    view3<T> v(b.data(), like.extent);
-    if (like.stride[0] == 0) v.stride[0] = 0;
-    return v;
-  };
-  auto const make4 = [](buffer<T>& b, view4<T const> const& like) {
-    b = buffer<T>(like.size());
-    return view4<T>(b.data(), like.extent);
-  };
-  d.q_rhk = make3(out.gradient[part::q], in.q_rhk);
-  d.k_rhk = make3(out.gradient[part::k], in.k_rhk);
-  d.v_rhv = make3(out.gradient[part::v], in.v_rhv);
-  if (in.g_rhk) d.g_rhk = make3(out.gradient[part::g], in.g_rhk);
-  if (in.past_k_nlhk) d.past_k_nlhk = make4(out.past[0], in.past_k_nlhk);
-  if (in.past_v_nlhv) d.past_v_nlhv = make4(out.past[1], in.past_v_nlhv);
-  if (in.past_g_nlhk) d.past_g_nlhk = make4(out.past[2], in.past_g_nlhk);
-  view3<T const> const d_o(cot_o.data(), {rows, s.heads, s.value_dim});
-  kernels::routed_attention_backward<Which>(dev, s, in, o, saved, d_o, d, memory);
-  return out;
-}
-
-template <class T>
-using routed_function = routed_result<T> (*)(attention_shape const&, attention_input<T> const&, buffer<T> const&,
-                                             int);
-
-struct routed_functions {
-  routed_function<double> of_double;
-  routed_function<float> of_float;
-  reference_attention reference;
-};
 struct make_functions {
   template <class Which, class How>
   routed_functions operator()() const {
-    return {&run_routed<Which, double>, &run_routed<Which, float>, reference_of<Which, How>()};
+    return routed_functions_of<Which, How>();
   }
 };
 routed_functions functions_for(selector_request const& s) { return with_routed_selector(s, make_functions{}); }
-
-template <class T>
-routed_result<T> run_case(routed_function<T> f, attention_case const& c, int threads = 1) {
-  auto const a = arrays_of<T>(c);
-  buffer<T> cot(c.cot_o.size());
-  for (index_t i = 0; i < cot.size(); ++i) cot[i] = T(c.cot_o[i]);
-  auto result = f(c.shape, a.in, cot, threads);
-  if (c.gate == attention_case::gate_source::slopes)
-    for (auto& x : result.gradient[part::g]) x = -x;
-  return result;
-}
-
-template <class T>
-void check_golden(routed_function<T> f, attention_case const& c) {
-  auto const out = run_case<T>(f, c);
-  auto const o = compare(out.o.data(), *c.o);
-  DOCTEST_CHECK_MESSAGE(o.good, o.text);
-  DOCTEST_CHECK_MESSAGE(out.choice == c.choice, c.name, ": other choices");
-  if (c.lse) {
-    auto const lse = compare(out.lse.data(), *c.lse);
-    DOCTEST_CHECK_MESSAGE(lse.error <= golden_tolerance<T>(*c.lse), lse.text);
-  }
-  for (auto which : {part::q, part::k, part::v, part::g})
-    if (c.input[which].gradient) {
-      auto const d = compare(out.gradient[which].data(), *c.input[which].gradient);
-      DOCTEST_CHECK_MESSAGE(d.good, d.text);
-    }
-}
 
 std::vector<selector_request> all_requests() {
   std::vector<selector_request> all;
@@ -148,69 +43,6 @@ std::vector<selector_request> all_requests() {
 std::string text_of(selector_request const& s) {
   return "visible " + std::to_string(int(s.visible)) + ", score " + std::to_string(int(s.score)) + ", gradient " +
          std::to_string(int(s.gradient)) + ", probability " + std::to_string(int(s.probability));
-}
-
-void add_token_gate(attention_case& c, index_t gate_heads, std::uint64_t seed) {
-  random_numbers random(seed);
-  c.gate = attention_case::gate_source::tokens;
-  c.shape.gate_heads = gate_heads;
-  c.input[part::g].value = buffer<double>(c.rows() * gate_heads);
-  for (auto& g : c.input[part::g].value) g = -random.uniform(0, 0.5);
-}
-void add_constant_gate(attention_case& c, index_t gate_heads) {
-  c.gate = attention_case::gate_source::log_decays;
-  c.shape.gate_heads = gate_heads;
-  c.input[part::g].value = buffer<double>(gate_heads);
-  for (index_t h = 0; h < gate_heads; ++h) c.input[part::g].value[h] = -0.05 * double(h + 1);
-}
-
-/// A random case whose sizes and options go round with `i`.
-attention_case ragged_case(index_t length, index_t i) {
-  constexpr std::array<index_t, 7> chunks{1, 3, 5, 8, 16, 64, 1000};
-  constexpr std::array<index_t, 3> windows{1, 3, 9};
-  auto c = random_attention_case(std::uint64_t(1000 + i),
-                                 {.length = length, .heads = 4, .key_heads = 2, .key_dim = 5, .value_dim = 3});
-  c.shape.select.chunk = chunks[std::size_t(i) % chunks.size()];
-  c.shape.select.window = windows[std::size_t(i) % windows.size()];
-  c.shape.select.shared_choice = i % 5 == 1;
-  c.shape.knobs.temperature = i % 2 ? 0.7 : 1.0;
-  if (i % 4 == 3) c.offsets = {0, length / 3, length / 3, length - length / 4, length};
-  if (i % 3 == 1) add_token_gate(c, i % 2 ? 4 : 1, std::uint64_t(i));
-  if (i % 3 == 2) add_constant_gate(c, i % 2 ? 2 : 4);
-  return c;
-}
-
-void check_against_reference(routed_functions const& f, attention_case& c, int directions) {
-  if (!c.offsets.empty()) c.shape.seq = sequences::packed(c.offsets);
-  auto const expected = run<double>(f.reference, c);
-  auto const found = run_case<double>(f.of_double, c);
-  DOCTEST_CHECK(greatest_difference(found.o, expected.o) <= 1e-12);
-  DOCTEST_CHECK(greatest_difference(found.lse, expected.lse) <= 1e-12);
-  DOCTEST_CHECK(found.choice == expected.choice);
-  random_numbers random(7);
-  for (int d = 0; d < directions; ++d) {
-    std::array<buffer<double>, attention_case::parts> direction;
-    double actual = 0, absolute = 0;
-    for (std::size_t which = 0; which < attention_case::parts; ++which) {
-      direction[which] = random.normals(c.input[which].value.size());
-      for (index_t i = 0; i < direction[which].size(); ++i) {
-        double const term = direction[which][i] * found.gradient[which][i];
-        actual += term;
-        absolute += std::abs(term);
-      }
-    }
-    double const slope = slopes_of_loss<1>(f.reference, c, [&](std::size_t which, index_t i) {
-      return std::array<double, 1>{direction[which][i]};
-    })[0];
-    DOCTEST_CHECK_MESSAGE(std::abs(slope - actual) <= 1e-10 * (absolute + 1e-3), "direction ", d, ": expected ",
-                          slope, ", got ", actual);
-  }
-}
-
-template <class T>
-bool same_bits(buffer<T> const& a, buffer<T> const& b) {
-  return a.size() == b.size() &&
-         (a.size() == 0 || std::memcmp(a.data(), b.data(), std::size_t(a.size()) * sizeof(T)) == 0);
 }
 
 }  // namespace
@@ -385,7 +217,7 @@ DOCTEST_TEST_CASE("routed attention has the same bits for one, two and three thr
       DOCTEST_CHECK(same_bits(one.o, more.o));
       DOCTEST_CHECK(one.choice == more.choice);
       DOCTEST_CHECK(same_bits(one.lse, more.lse));
-      for (std::size_t which = 0; which < 4; ++which)
+      for (std::size_t which = 0; which < attention_case::parts; ++which)
         DOCTEST_CHECK_MESSAGE(same_bits(one.gradient[which], more.gradient[which]), text_of(request), ", input ",
                               which);
     }

@@ -39,7 +39,7 @@ struct case_input {
 };
 
 struct attention_case {
-  enum part { q, k, v, g, s0, parts };
+  enum part { q, k, v, g, s0, sink, parts };
   enum class key_source { tokens, positions, one };
   enum class gate_source { none, tokens, log_decays, slopes };
 
@@ -50,7 +50,8 @@ struct attention_case {
   selector_request selector;
   key_source keys = key_source::tokens;
   gate_source gate = gate_source::none;
-  std::array<case_input, parts> input;  ///< q, k, v, g in the order of rows [R,H,C]; s0: initial state [N,H,K,V]
+  std::array<case_input, parts>
+      input;  ///< q, k, v, g in the order of rows [R,H,C]; s0: initial state [N,H,K,V]; sink [H]
   buffer<double> cot_o, cot_state;
   std::optional<golden_tensor> o, state, lse;
   std::vector<index_t> choice;  ///< [R,H], empty when the case has none
@@ -67,7 +68,7 @@ struct attention_case {
 /// values.
 template <class T>
 struct attention_arrays {
-  buffer<T> q, k, v, g, past_k, past_v, past_g;
+  buffer<T> q, k, v, g, past_k, past_v, past_g, sink;
   std::vector<index_t> past_length;
   attention_input<T> in;
 };
@@ -99,6 +100,11 @@ attention_arrays<T> arrays_of(attention_case const& c, Get const& get) {
       a.g[i] = c.gate == attention_case::gate_source::slopes ? -get(g, i) : get(g, i);
     a.in.g_rhk = view3<T const>(a.g.data(), {gate_rows, s.gate_heads, channels});
     if (c.constant_gate()) a.in.g_rhk.stride[0] = 0;
+  }
+  if (c.input[sink].value.size() > 0) {
+    a.sink = buffer<T>(s.heads);
+    for (index_t h = 0; h < s.heads; ++h) a.sink[h] = get(sink, h);
+    a.in.sink_h = view1<T const>(a.sink.data(), {s.heads});
   }
   if (c.input[s0].value.size() > 0) {
     index_t const count = s.seq.count(), held = s.key_dim, channels = a.in.g_rhk ? a.in.g_rhk.extent[2] : 1;
@@ -167,6 +173,9 @@ inline void read_selector(attention_case& a, golden_case const& c) {
     a.shape.select.shared_choice = c.text("choice") == "group";
   } else if (c.op() == "linear_attn" || c.op() == "retention" || c.op() == "simple_gla") {
     s.weights = row_weights::linear;
+  } else if (c.op() == "moba") {
+    a.shape.select.chunk = index_t(c.number("moba_chunk_size", 0));
+    a.shape.select.top_k = index_t(c.number("moba_topk", 0)) - 1;  // which counts the own chunk
   } else if (c.params().contains("window_size") && !c.params()["window_size"].is_null()) {
     s.visible = visible_keys::window;
     a.shape.select.window = index_t(c.number("window_size", 0));
@@ -175,7 +184,7 @@ inline void read_selector(attention_case& a, golden_case const& c) {
 
 }  // namespace detail
 
-/// Any case of ops/attn_*, forgetting_attn*, linear_attn*, retention*, simple_gla* and of top1/.
+/// Any case of ops/attn_*, forgetting_attn*, linear_attn*, retention*, simple_gla*, moba and of top1/.
 inline attention_case load_attention_case(std::string const& path) {
   golden_case const c(path);
   attention_case a;
@@ -184,15 +193,16 @@ inline attention_case load_attention_case(std::string const& path) {
   auto const stored = [&](char const* name) { return head_first ? token_first(c[name]) : c[name].clone(); };
   auto const q = stored("q"), v = stored("v");
   auto& s = a.shape;
-  a.length = q.extent(1);
-  s.heads = q.extent(2);
-  s.key_dim = q.extent(3);
-  s.value_heads = v.extent(2);
-  s.value_dim = v.extent(3);
+  std::size_t const rows = q.shape.size() - 3;  // [B,T,H,K], or [R,H,K] of packed sequences
+  a.length = q.extent(rows);
+  s.heads = q.extent(rows + 1);
+  s.key_dim = q.extent(rows + 2);
+  s.value_heads = v.extent(rows + 1);
+  s.value_dim = v.extent(rows + 2);
   s.key_heads = s.value_heads;
   s.gate_heads = s.heads;
   s.scale = c.number("scale", 1.0);
-  s.seq = sequences::batch(q.extent(0), a.length);
+  s.seq = sequences::batch(rows == 0 ? 1 : q.extent(0), a.length);
   if (c.has("cu_seqlens")) {
     for (double x : c["cu_seqlens"].data) a.offsets.push_back(index_t(x));
     s.seq = sequences::packed(a.offsets);
@@ -223,6 +233,7 @@ inline attention_case load_attention_case(std::string const& path) {
       a.input[attention_case::g].value[h] = std::log1p(-std::exp2(-5.0 - double(h)));
   }
   if (c.has("S0")) put(attention_case::s0, "S0");
+  if (c.has("sink")) put(attention_case::sink, "sink");
   a.o = stored("o");
   a.cot_o = stored("cot_o").converted<double>();
   if (c.has("cot_S")) {
@@ -260,6 +271,25 @@ inline attention_case random_attention_case(std::uint64_t seed, random_case_size
   a.input[attention_case::v].value = random.normals(rows * s.value_heads * s.value_dim);
   a.cot_o = random.normals(rows * s.heads * s.value_dim);
   return a;
+}
+
+/// Log-decays per token, drawn from (-size, 0).
+inline void add_token_gate(attention_case& c, index_t gate_heads, std::uint64_t seed, double size = 0.5) {
+  random_numbers random(seed);
+  c.gate = attention_case::gate_source::tokens;
+  c.shape.gate_heads = gate_heads;
+  c.input[attention_case::g].value = buffer<double>(c.rows() * gate_heads);
+  for (auto& g : c.input[attention_case::g].value) g = -random.uniform(0, size);
+}
+inline void add_constant_gate(attention_case& c, index_t gate_heads) {
+  c.gate = attention_case::gate_source::log_decays;
+  c.shape.gate_heads = gate_heads;
+  c.input[attention_case::g].value = buffer<double>(gate_heads);
+  for (index_t h = 0; h < gate_heads; ++h) c.input[attention_case::g].value[h] = -0.05 * double(h + 1);
+}
+inline void add_sink(attention_case& c, std::uint64_t seed) {
+  random_numbers random(seed);
+  c.input[attention_case::sink].value = random.normals(c.shape.heads);
 }
 
 /// The types behind a request whose `visible` is all or window: visit.template operator()<Which, How>().

@@ -5,9 +5,10 @@
 #include <doctest/doctest.h>
 
 #include "attention_case.hpp"
-#include <seqmix/kernels/cpu/attention.hpp>
+#include <seqmix/kernels/cpu/attention_compressed.hpp>
 
-/// Runs cases through the fast attention over element selectors, forward and backward, in memory filled with NaN.
+/// Runs cases through the fast attention over element selectors and means of chunks, forward and backward, in
+/// memory filled with NaN.
 namespace seqmix::testing {
 
 template <class T>
@@ -53,14 +54,17 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
     f(device::cpu{threads}, ws);
   };
   planned([&](device::cpu dev, arena& ws) {
-    kernels::attention_forward<Which, How>(dev, s, a.in, o, training ? &keep : nullptr, record, ws);
+    if constexpr (Which::spec.compressed)
+      kernels::compressed_attention_forward<Which, How>(dev, s, a.in, o, training ? &keep : nullptr, record, ws);
+    else
+      kernels::attention_forward<Which, How>(dev, s, a.in, o, training ? &keep : nullptr, record, ws);
   });
   if (!training) return r;
 
   std::vector<T> d_o(c.cot_o.begin(), c.cot_o.end());
   std::vector<T> dq(size(a.q.size()), nan), dk(size(a.k.size()), nan), dv(size(a.v.size()), nan),
       dg(size(a.g.size()), nan), past_k(size(a.past_k.size()), nan), past_v(size(a.past_v.size()), nan),
-      past_g(size(a.past_g.size()), nan);
+      past_g(size(a.past_g.size()), nan), d_sink(size(a.sink.size()), nan);
   attention_gradient<T> d;
   d.q_rhk = {dq.data(), a.in.q_rhk.extent};
   d.k_rhk = {dk.data(), a.in.k_rhk.extent};
@@ -71,9 +75,13 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
     d.past_v_nlhv = {past_v.data(), a.in.past_v_nlhv.extent};
     d.past_g_nlhk = {past_g.data(), a.in.past_g_nlhk.extent};
   }
+  if (a.in.sink_h) d.sink_h = {d_sink.data(), a.in.sink_h.extent};
   planned([&](device::cpu dev, arena& ws) {
-    kernels::attention_backward<Which, How>(dev, s, a.in, view3<T const>(o), keep,
-                                            view3<T const>(d_o.data(), {R, s.heads, s.value_dim}), d, ws);
+    view3<T const> const o_seen(o), d_o_seen(d_o.data(), {R, s.heads, s.value_dim});
+    if constexpr (Which::spec.compressed)
+      kernels::compressed_attention_backward<Which, How>(dev, s, a.in, o_seen, keep, d_o_seen, d, ws);
+    else
+      kernels::attention_backward<Which, How>(dev, s, a.in, o_seen, keep, d_o_seen, d, ws);
   });
   r.gradient[q] = dq;
   r.gradient[v] = dv;
@@ -82,6 +90,7 @@ cpu_attention_result<T> run_cpu_attention(attention_case const& c, int threads =
     for (index_t h = 0; h < s.key_heads; ++h)
       for (index_t x = 0; x < s.key_dim; ++x) r.gradient[k][size(c.key_index(row, h, x))] += dk[size(i++)];
   r.gradient[g] = dg;
+  r.gradient[sink] = d_sink;
   if (c.gate == attention_case::gate_source::slopes)
     for (auto& x : r.gradient[g]) x = -x;
   if (a.in.past_length) {

@@ -2,6 +2,7 @@
 
 #include <seqmix/gates/none.hpp>
 #include <seqmix/kernels/cpu/attention.hpp>
+#include <seqmix/kernels/cpu/attention_compressed.hpp>
 #include <seqmix/kernels/cpu/routed_attention.hpp>
 #include <seqmix/kernels/reference/attention.hpp>
 #include <seqmix/mixers/mixer.hpp>
@@ -50,18 +51,23 @@ view3<T> of_sequence(view4<T> x_nlhc, index_t n) {
 
 }  // namespace mixer_detail
 
-/// Attention over every key and value: softmax, linear, hard and routed selection, with a per-head gate as score
-/// bias (or as factor of linear weights). State: the cache of past keys and values. Saved: a few numbers a row.
-/// Memory is linear in T. Deterministic on the CPU for any number of threads; ties take the lowest index.
+/// Attention over every key and value: softmax, linear, hard, routed and compressed selection, with a per-head gate
+/// as score bias (or as factor of linear weights). State: the cache of past keys and values. Saved: a few numbers a
+/// row. Memory is linear in T. Deterministic on the CPU for any number of threads; ties take the lowest index.
 template <class State, class Gate, class Selector>
 requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Selector> {
-  static_assert(mixer_detail::pairs<State, Gate, Selector>());
+  static_assert(explain_pairing<State, Gate, Selector>());
   using state_type = State;
   using gate_type = Gate;
   using selector_type = Selector;
   using which_type = typename Selector::which_type;
   using how_type = typename Selector::how_type;
   static constexpr bool routed = which_type::spec.routed;
+  static constexpr bool compressed = which_type::spec.compressed;
+  static_assert(
+      !compressed || !Gate::spec.decays,
+      "seqmix pairing: the mean of a chunk has no place of its own for a gate to bias; take gates::none, or "
+      "a selector of tokens");
   static constexpr bool token_gate = Gate::spec.decays && !Gate::spec.constant();
   static constexpr bool windowed = which_type::spec.windowed && !routed;
 
@@ -102,6 +108,9 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     if constexpr (routed)
       kernels::routed_attention_forward<which_type>(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr,
                                                     record, ws);
+    else if constexpr (compressed)
+      kernels::compressed_attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
+                                                                  keep ? &keep->kernel : nullptr, record, ws);
     else
       kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
                                                        keep ? &keep->kernel : nullptr, record, ws);
@@ -130,6 +139,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     if (d_after) expect_cache(s, *d_after);
     if (d_before) expect_cache(s, *d_before);
     attention_gradient<T> dx{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk};
+    dx.sink_h = d.sink_h;
     if (d_before) {
       dx.past_k_nlhk = d_before->k_nlhk;
       dx.past_v_nlhv = d_before->v_nlhv;
@@ -137,6 +147,9 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     }
     if constexpr (routed)
       kernels::routed_attention_backward<which_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx, ws);
+    else if constexpr (compressed)
+      kernels::compressed_attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel,
+                                                                   d_o_rhv, dx, ws);
     else
       kernels::attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx,
                                                         ws);
@@ -157,6 +170,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
       throw shape_error("seqmix: attention: one query head per head is needed, got " +
                         std::to_string(s.query_heads) + " query heads for " + std::to_string(s.heads) + " heads");
     attention_input<T> x{in.q_rhk, in.k_rhk, v_rhv, in.g_rhk};
+    x.sink_h = in.sink_h;
     if (before) {
       expect_cache(s, *before);
       x.past_k_nlhk = before->k_nlhk;

@@ -2,6 +2,7 @@
 
 #include <seqmix/selectors/all.hpp>
 #include <seqmix/selectors/chunks.hpp>
+#include <seqmix/selectors/compressed.hpp>
 #include <seqmix/selectors/linear.hpp>
 #include <seqmix/selectors/softmax.hpp>
 #include <seqmix/selectors/top1.hpp>
@@ -16,6 +17,10 @@ using top1_element = select<all, top1<Output, Gradient>>;
 /// The own chunk and the best earlier one under a softmax.
 template <chunk_score Score = chunk_score::mean_key, chunk_gradient Gradient = chunk_gradient::index_constant>
 using top1_chunk = select<own_plus_top1<Score, Gradient>, softmax>;
+
+/// The own chunk and the best selection::top_k earlier ones under a softmax.
+template <chunk_score Score = chunk_score::mean_key, chunk_gradient Gradient = chunk_gradient::index_constant>
+using top_k_chunks = select<own_plus_top_k<Score, Gradient>, softmax>;
 
 namespace detail {
 template <class S>

@@ -56,6 +56,14 @@ struct softmax_run {
     sum = sum * factor + simd::sum<Isa, T>(total);
     return factor;
   }
+  /// With the weight e^sink on nothing; a sink of -inf is none.
+  static softmax_run beginning(T sink) noexcept {
+    softmax_run run;
+    if (sink == run.most) return run;
+    run.most = sink;
+    run.sum = T(1);
+    return run;
+  }
   T lse() const noexcept { return sum == T(0) ? T(0) : most + std::log(sum); }
   T inverse_sum() const noexcept { return sum == T(0) ? T(0) : T(1) / sum; }
 };
@@ -70,12 +78,18 @@ void softmax_pullback(T lse, T g_soft, T* score, T const* gv, T* d_score, index_
   }
 }
 
+/// p_sink (g.0 - g.o) of one row; nothing where the row has no weights.
+template <class T>
+T sink_pullback(T lse, T g_soft, T sink) noexcept {
+  return sink == -std::numeric_limits<T>::infinity() ? T(0) : -std::exp(sink - lse) * g_soft;
+}
+
 }  // namespace detail
 
 /// Weights p = softmax(q.k scale / temperature + bias) over the visible keys.
 struct softmax {
   static constexpr std::string_view name = "softmax";
-  static constexpr how_spec spec{};
+  static constexpr how_spec spec{.takes_sink = true};
 
   /// The definition on one row of n visible keys: weights on the values, and on values whose derivative is dropped.
   template <scalar T>
@@ -106,6 +120,16 @@ struct softmax {
   static void pullback(saved<T> const& s, row_gradient<T> const& g, T* score, T const* gv, T* d_score, index_t n,
                        index_t, selector_knobs const&) noexcept {
     detail::softmax_pullback<Isa>(s.lse, g.soft, score, gv, d_score, n);
+  }
+
+  /// e^sink joins the denominator and weighs nothing.
+  template <class T>
+  static row<T> start(T sink) noexcept {
+    return detail::softmax_run<T>::beginning(sink);
+  }
+  template <class T>
+  static T sink_pullback(saved<T> const& s, row_gradient<T> const& g, T sink) noexcept {
+    return detail::sink_pullback(s.lse, g.soft, sink);
   }
 };
 static_assert(how<softmax>);

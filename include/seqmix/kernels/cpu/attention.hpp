@@ -88,11 +88,12 @@ class attention_head {
 
   void forward(view3<T> o_rhv, attention_saved<How, T> const* saved, attention_record const& record) {
     bool const soft = How::soft(s_.knobs, saved != nullptr);
+    auto const start = first_row();
     pack_keys(false);
     for (index_t i0 = 0; i0 < p_.rows; i0 += tile_rows) {
       index_t const count = begin_block(i0);
       std::fill_n(w_.acc, count * vp_, T(0));
-      std::fill_n(w_.run, count, typename How::template row<T>{});
+      std::fill_n(w_.run, count, start);
       for (index_t j0 = low_; j0 < high_; j0 += tile_keys) {
         score_tile(count, i0, j0);
         for (index_t i = 0; i < count; ++i) {
@@ -112,8 +113,9 @@ class attention_head {
   }
 
   void backward(view3<T const> o_rhv, view3<T const> d_o_rhv, attention_saved<How, T> const& saved,
-                attention_gradient<T> const& d, double* d_constant) {
+                attention_gradient<T> const& d, double* d_constant, double* d_sink) {
     pack_keys(true);
+    *d_sink = 0.0;
     std::fill_n(w_.d_key, keys_padded() * kp_, T(0));
     std::fill_n(w_.d_value, keys_padded() * vp_, T(0));
     std::fill_n(w_.d_g, p_.keys, 0.0);
@@ -121,6 +123,7 @@ class attention_head {
       index_t const count = begin_block(i0);
       copy_rows(d_o_rhv.at(p_.first + i0, p_.head), d_o_rhv.stride[0], count, s_.value_dim, w_.dout, vp_);
       for (index_t i = 0; i < count; ++i) w_.upstream[i] = upstream_of_row(i, i0, o_rhv, saved);
+      add_sink_gradient(i0, count, saved, d_sink);
       std::fill_n(w_.d_q, count * kp_, T(0));
       for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, saved);
       if (d.q_rhk)
@@ -158,6 +161,20 @@ class attention_head {
     }
   }
 
+  typename How::template row<T> first_row() const noexcept {
+    if constexpr (How::spec.takes_sink)
+      if (p_.in->sink_h) return How::template start<T>(p_.in->sink_h(p_.head));
+    return {};
+  }
+  void add_sink_gradient(index_t i0, index_t count, attention_saved<How, T> const& saved,
+                         double* d_sink) const noexcept {
+    if constexpr (How::spec.takes_sink)
+      if (p_.in->sink_h)
+        for (index_t i = 0; i < count; ++i)
+          *d_sink +=
+              double(How::template sink_pullback<T>(kept(saved, i0 + i), w_.upstream[i], p_.in->sink_h(p_.head)));
+  }
+
   /// Scaled queries of a block, what its rows see, and the tiles it touches.
   index_t begin_block(index_t i0) {
     index_t const count = (std::min)(tile_rows, p_.rows - i0);
@@ -167,7 +184,7 @@ class attention_head {
     low_ = p_.keys;
     high_ = 0;
     for (index_t i = 0; i < count; ++i) {
-      w_.seen[i] = Which::blocks(p_.past + i0 + i, -1, s_.select);
+      w_.seen[i] = Which::blocks(p_.position + i0 + i, -1, s_.select);
       if (w_.seen[i].count == 0) continue;
       low_ = (std::min)(low_, w_.seen[i].range[0].begin);
       high_ = (std::max)(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
@@ -326,6 +343,7 @@ void attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape cons
                        attention_record const& record, arena& ws) {
   validate(s, Which::spec);
   validate_input(s, in);
+  validate_sink(s, How::spec, in.sink_h);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output o", o_rhv);
   arena_scope const scope(ws);
@@ -345,24 +363,28 @@ void attention_backward(device::basic_cpu<Isa, Threads> dev, attention_shape con
                         view3<same<T> const> d_o_rhv, attention_gradient<same<T>> const& d, arena& ws) {
   validate(s, Which::spec);
   validate_input(s, in);
+  validate_sink(s, How::spec, in.sink_h);
   expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output derivative d_o", d_o_rhv);
-  if (!dev.dry) validate_gradient<T>(s, d);
+  if (!dev.dry) validate_gradient<T>(s, d, in.queries_alone);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::attention_scratch<Isa, How, T>>(
       ws, thread_count(dev), [&] { return detail::attention_scratch<Isa, How, T>::carve(ws, s, keys, true); });
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads);
+  double* const d_sink = ws.take<double>(s.seq.count() * s.heads);
   index_t const groups = std::gcd(std::gcd(s.key_heads, s.value_heads), s.gate_heads);
   index_t const group = s.heads / groups;
   parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
     index_t const n = unit / groups;
     for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; ++h) {
       detail::attention_head<Which, How, Isa, T> head(s, in, n, h, scratch[thread]);
-      head.backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h);
+      head.backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h, d_sink + n * s.heads + h);
     }
   });
-  if (!dev.dry) detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
+  if (dev.dry) return;
+  detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
+  if (in.sink_h) detail::write_sink<T>(s, d_sink, d.sink_h);
 }
 
 }  // namespace seqmix::inline v0::kernels

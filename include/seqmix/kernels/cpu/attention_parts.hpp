@@ -14,18 +14,21 @@ namespace seqmix::inline v0::kernels::detail {
 /// finite; its derivative is 0 where the bound acts, NaN stays NaN.
 inline constexpr double lowest_bias = -1e4;
 
-/// One query head of one sequence: its rows, and its tokens 0 .. keys-1, those of the past first.
+/// One query head of one sequence: its rows, and its tokens 0 .. keys-1, those of the past first. Rows that bring
+/// no keys leave those of the past.
 template <class T>
 struct head_place {
   attention_input<T> const* in;
   index_t sequence, head, key_head, value_head, gate_head;
   index_t first;  ///< row of the sequence's first query
   index_t rows, past, keys;
+  index_t position;  ///< of the first query
 
   head_place(attention_shape const& s, attention_input<T> const& input, index_t n, index_t h) noexcept
       : in(&input), sequence(n), head(h), key_head(h * s.key_heads / s.heads),
         value_head(h * s.value_heads / s.heads), gate_head(h * s.gate_heads / s.heads), first(s.seq.begin(n)),
-        rows(s.seq.length(n)), past(input.past(n)), keys(past + rows) {}
+        rows(s.seq.length(n)), past(input.past(n)), keys(past + (input.queries_alone ? 0 : rows)),
+        position(input.queries_alone ? input.position[n] : past) {}
 
   T const* query(index_t row) const noexcept { return in->q_rhk.at(first + row, head); }
   T const* key(index_t j) const noexcept {
@@ -99,6 +102,16 @@ void write_constant_gate(attention_shape const& s, view3<T const> g_rhk, double 
     double sum = 0.0;
     for (index_t n = 0; n < s.seq.count(); ++n) sum += d_constant[n * s.heads + h];
     d_g_rhk(0, h * s.gate_heads / s.heads, 0) += T(sum);
+  }
+}
+
+/// d_sink [H]: the sums of partial [N,H] in the order of sequences.
+template <class T>
+void write_sink(attention_shape const& s, double const* partial, view1<T> d_sink_h) noexcept {
+  for (index_t h = 0; h < s.heads && d_sink_h; ++h) {
+    double sum = 0.0;
+    for (index_t n = 0; n < s.seq.count(); ++n) sum += partial[n * s.heads + h];
+    d_sink_h(h) = T(sum);
   }
 }
 

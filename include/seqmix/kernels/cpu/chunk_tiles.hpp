@@ -125,6 +125,12 @@ class chunk_tiles {
   T q_scale() const noexcept { return T(s.scale / s.knobs.temperature); }
   index_t position(index_t i) const noexcept { return place.past + rows.row[std::size_t(i)]; }
 
+  /// A row's softmax before it has met a key: the sink, or nothing.
+  selectors::detail::softmax_run<T> first_run() const noexcept {
+    if (!place.in->sink_h) return {};
+    return selectors::detail::softmax_run<T>::beginning(place.in->sink_h(place.head));
+  }
+
   /// Scaled queries of the block.
   void load_queries() const noexcept {
     T const scale = q_scale();

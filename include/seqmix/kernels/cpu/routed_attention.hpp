@@ -5,22 +5,22 @@
 #include <seqmix/kernels/cpu/chunk_router.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
-/// Softmax attention for the selectors that choose a chunk per query. Queries are gathered by the chunk they chose,
+/// Softmax attention for the selectors that choose chunks per query. Queries are gathered by the chunks they chose,
 /// so that a tile of keys serves many of them and a query costs what it sees; no T x T and no T x T / chunk memory.
 /// Work is cut by (sequence, head); shared key heads add up in the order of their query heads.
 namespace seqmix::inline v0::kernels {
 
-/// What forward keeps for backward. Bytes: R H (sizeof(index_t) + 2 sizeof(T)).
+/// What forward keeps for backward. Bytes: R H (top_k sizeof(index_t) + 2 sizeof(T)).
 template <class Which, class T>
 struct routed_saved {
-  index_t* choice = nullptr;  ///< [R,H]
+  index_t* choice = nullptr;  ///< [R,H,top_k]
   T* lse = nullptr;           ///< [R,H] over the keys seen
   T* weight = nullptr;        ///< [R,H] on the output, when gated
 
   static routed_saved carve(arena& a, attention_shape const& s) {
     index_t const count = s.seq.rows() * s.heads;
     routed_saved saved;
-    saved.choice = a.take<index_t>(count);
+    saved.choice = a.take<index_t>(count * choices_per_query(Which::spec, s.select));
     saved.lse = a.take<T>(count);
     if (Which::spec.gradient == chunk_gradient::gated) saved.weight = a.take<T>(count);
     return saved;
@@ -34,7 +34,7 @@ template <class Which, class Isa, class T>
 struct routed_scratch {
   chunk_tile_scratch<T> tile;
   chunk_router_scratch<T> router;
-  routed_row<T>* routed;                   ///< [rows]
+  routed_rows<T> routed;
   T* weight;                               ///< [rows] on the output
   index_t *order, *start;                  ///< rows in the order of their chunks; where each chunk's begin
   selectors::detail::softmax_run<T>* run;  ///< [rows]
@@ -46,9 +46,12 @@ struct routed_scratch {
     routed_scratch w{};
     w.tile = chunk_tile_scratch<T>::template carve<Isa>(a, s, keys, backward);
     w.router = chunk_router_scratch<T>::template carve<Which, Isa>(a, s, keys, backward);
-    w.routed = a.take<routed_row<T>>(keys);
+    index_t const choices = choices_per_query(Which::spec, s.select);
+    w.routed.choice = a.take<index_t>(keys * choices);
+    w.routed.valid = a.take<T>(keys);
+    w.routed.per_row = choices;
     w.weight = a.take<T>(keys);
-    w.order = a.take<index_t>(keys);
+    w.order = a.take<index_t>(keys * choices);
     w.start = a.take<index_t>(chunk_grid::of<Isa, T>(keys, s.select.chunk).count + 1);
     if (!backward) {
       w.run = a.take<selectors::detail::softmax_run<T>>(keys);
@@ -77,12 +80,15 @@ class routed_head {
     t_.pack_keys();
     router_.average_keys();
   }
-  void begin_scores() const noexcept { running_decay(t_.place, t_.w.g); }
+  void begin_scores() const noexcept {
+    running_decay(t_.place, t_.w.g);
+    router_.average_biases();
+  }
 
   void choose() const noexcept {
     for_blocks([&](index_t i0) {
       t_.load_queries();
-      router_.choose(w_.routed + i0, w_.weight + i0);
+      router_.choose(w_.routed.from(i0), w_.weight + i0);
     });
   }
   /// The choice that heads [h, end) share; this one is the first of them.
@@ -97,14 +103,14 @@ class routed_head {
         head.t_.load_queries();
         head.router_.add_probabilities();
       }
-      first.router_.choose_by_sums(scratch.routed + i0);
+      first.router_.choose_by_sums(scratch.routed.from(i0));
     });
   }
 
   void weigh() const noexcept {
     for_blocks([&](index_t i0) {
       t_.load_queries();
-      router_.weigh(w_.routed + i0, w_.weight + i0);
+      router_.weigh(w_.routed.from(i0), w_.weight + i0);
     });
   }
 
@@ -112,19 +118,19 @@ class routed_head {
     index_t const rows = t_.place.rows;
     t_.pack_values();
     std::fill_n(w_.acc, rows * t_.vp, T(0));
-    std::fill_n(w_.run, rows, selectors::detail::softmax_run<T>{});
+    std::fill_n(w_.run, rows, t_.first_run());
     for_seen_blocks([&] { absorb_block(); });
     for (index_t i = 0; i < rows; ++i) finish_row(i, o_rhv, saved, record);
   }
 
   void backward(view3<T const> o_rhv, view3<T const> d_o_rhv, routed_saved<Which, T> const& saved,
-                attention_gradient<T> const& d, double* d_constant) const noexcept {
+                attention_gradient<T> const& d, double* d_constant, double* d_sink) const noexcept {
     index_t const rows = t_.place.rows;
     t_.pack_for_backward();
     running_decay(t_.place, t_.w.g);
     std::fill_n(w_.d_q, rows * t_.kp, T(0));
     for (index_t i = 0; i < rows; ++i) {
-      w_.routed[i].choice = saved.choice[at(i)];
+      std::copy_n(saved.choice + at(i) * w_.routed.per_row, w_.routed.per_row, w_.routed.of(i));
       w_.weight[i] = gated ? saved.weight[at(i)] : T(1);
       T const* const g = d_o_rhv.at(t_.place.first + i, t_.place.head);
       T const* const o = o_rhv.at(t_.place.first + i, t_.place.head);
@@ -133,6 +139,7 @@ class routed_head {
       for (index_t c = 0; c < t_.s.value_dim; ++c) dot += g[c] * o[c];
       w_.g_output[i] = dot;
     }
+    *d_sink = sink_gradient(saved);
     for_seen_blocks([&] { pull_block(d_o_rhv, saved); });
     if constexpr (Which::spec.gradient != chunk_gradient::index_constant) pull_router(d_o_rhv);
     T const scale = t_.q_scale();
@@ -176,14 +183,18 @@ class routed_head {
         f();
       }
   }
-  /// Counting sort of the rows by choice; within a chunk they stay in ascending order.
+  /// Counting sort of the rows by choice, a row under each of its choices; within a chunk they stay in ascending
+  /// order.
   void group_by_chunk() const noexcept {
+    index_t const k = w_.routed.per_row;
+    index_t const* const choice = w_.routed.choice;
     std::fill_n(w_.start, t_.grid.count + 1, index_t(0));
-    for (index_t i = 0; i < t_.place.rows; ++i)
-      if (w_.routed[i].choice >= 0) ++w_.start[w_.routed[i].choice + 1];
+    for (index_t x = 0; x < t_.place.rows * k; ++x)
+      if (choice[x] >= 0) ++w_.start[choice[x] + 1];
     std::partial_sum(w_.start, w_.start + t_.grid.count + 1, w_.start);
     for (index_t i = 0; i < t_.place.rows; ++i)
-      if (w_.routed[i].choice >= 0) w_.order[w_.start[w_.routed[i].choice]++] = i;
+      for (index_t x = i * k; x < (i + 1) * k; ++x)
+        if (choice[x] >= 0) w_.order[w_.start[choice[x]]++] = i;
     for (index_t c = t_.grid.count; c > 0; --c) w_.start[c] = w_.start[c - 1];
     w_.start[0] = 0;
   }
@@ -217,11 +228,13 @@ class routed_head {
     T* const o = o_rhv.at(t_.place.first + i, t_.place.head);
     for (index_t c = 0; c < t_.s.value_dim; ++c) o[c] = factor == T(0) ? T(0) : factor * w_.acc[i * t_.vp + c];
     if (saved) {
-      saved->choice[at(i)] = w_.routed[i].choice;
+      std::copy_n(w_.routed.of(i), w_.routed.per_row, saved->choice + at(i) * w_.routed.per_row);
       saved->lse[at(i)] = weight == weight ? run.lse() : weight;
       if (gated) saved->weight[at(i)] = weight;
     }
-    if (record.choice_rh) record.choice_rh(t_.place.first + i, t_.place.head) = w_.routed[i].choice;
+    if (record.choice_rh) record.choice_rh(t_.place.first + i, t_.place.head) = *w_.routed.of(i);
+    for (index_t x = 0; record.choices_rhk && x < record.choices_rhk.extent[2]; ++x)
+      record.choices_rhk(t_.place.first + i, t_.place.head, x) = x < w_.routed.per_row ? w_.routed.of(i)[x] : -1;
     if (record.lse_rh)
       record.lse_rh(t_.place.first + i, t_.place.head) =
           run.sum == T(0) ? -std::numeric_limits<double>::infinity() : double(run.lse());
@@ -247,14 +260,24 @@ class routed_head {
     });
     add_d_q();
   }
+  /// The sink's weight times g.(0 - o): of a gated row, the weight on the output is in g.o already.
+  double sink_gradient(routed_saved<Which, T> const& saved) const noexcept {
+    double sum = 0.0;
+    if (!t_.place.in->sink_h) return sum;
+    T const sink = t_.place.in->sink_h(t_.place.head);
+    for (index_t i = 0; i < t_.place.rows; ++i)
+      sum += double(selectors::detail::sink_pullback(saved.lse[at(i)], w_.g_output[i], sink));
+    return sum;
+  }
   void pull_router(view3<T const> d_o_rhv) const noexcept {
     router_.average_keys();
+    router_.average_biases();
     router_.clear_gradients();
     for_blocks([&](index_t i0) {
       t_.load_queries();
       load_upstream(d_o_rhv, false);
       std::fill_n(t_.w.d_q, t_.rows.count * t_.kp, T(0));
-      router_.backward(w_.routed + i0, w_.g_output + i0);
+      router_.backward(w_.routed.from(i0), w_.g_output + i0);
       add_d_q();
     });
     router_.finish_gradients();
@@ -282,10 +305,10 @@ class routed_head {
 
 }  // namespace detail
 
-/// o [R,H,V] = softmax attention over the keys that each query sees with its chosen chunk; times P of the choice
-/// when the selector is gated. The lowest index wins ties; a NaN among the scores that decide or are seen makes the
-/// row NaN. `saved` is nullptr when no backward follows. Work: 2 K + 2 V flops a visible pair; the router's 2 K a
-/// query and chunk (means) or pair of query and key (exact). Deterministic: the same bits for any number of
+/// o [R,H,V] = softmax attention over the keys that each query sees with its chosen chunks; times P of the choice
+/// when the selector is gated. The lowest indices win ties; a NaN among the scores that decide or are seen makes
+/// the row NaN. `saved` is nullptr when no backward follows. Work: 2 K + 2 V flops a visible pair; the router's 2 K
+/// a query and chunk (means) or pair of query and key (exact). Deterministic: the same bits for any number of
 /// threads.   Errors: value_error, shape_error (see validate).
 template <class Which, class Isa, class Threads, class T>
 void routed_attention_forward(device::basic_cpu<Isa, Threads> dev, attention_shape const& s,
@@ -295,24 +318,26 @@ void routed_attention_forward(device::basic_cpu<Isa, Threads> dev, attention_sha
   static_assert(Which::spec.routed, "seqmix attention: this selector chooses no chunk; take attention_forward");
   validate(s, Which::spec);
   validate_input(s, in);
+  validate_sink(s, how_spec{.takes_sink = true}, in.sink_h);
   expect_shape("attention output o", o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output o", o_rhv);
   arena_scope const scope(ws);
   index_t const keys = detail::longest_with_past(s, in, dev.dry);
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(
       ws, thread_count(dev), [&] { return detail::routed_scratch<Which, Isa, T>::carve(ws, s, keys, false); });
-  index_t const units = s.select.shared_choice ? s.key_heads : s.heads;
+  bool const together = choose_together(Which::spec, s.select);
+  index_t const units = together ? s.key_heads : s.heads;
   index_t const group = s.heads / units;
   parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
     using head_type = detail::routed_head<Which, Isa, T>;
     index_t const n = unit / units, first = unit % units * group;
     auto const& memory = scratch[thread];
     head_type(s, in, n, first, memory).pack_keys();
-    if (s.select.shared_choice) head_type::choose_together(s, in, n, first, first + group, memory);
+    if (together) head_type::choose_together(s, in, n, first, first + group, memory);
     for (index_t h = first; h < first + group; ++h) {
       head_type const head(s, in, n, h, memory);
       head.begin_scores();
-      if (s.select.shared_choice)
+      if (together)
         head.weigh();
       else
         head.choose();
@@ -332,6 +357,7 @@ void routed_attention_backward(device::basic_cpu<Isa, Threads> dev, attention_sh
   static_assert(Which::spec.routed, "seqmix attention: this selector chooses no chunk; take attention_backward");
   validate(s, Which::spec);
   validate_input(s, in);
+  validate_sink(s, how_spec{.takes_sink = true}, in.sink_h);
   expect_shape("attention output derivative d_o", d_o_rhv, {s.seq.rows(), s.heads, s.value_dim});
   expect_contiguous("attention output derivative d_o", d_o_rhv);
   if (!dev.dry) validate_gradient<T>(s, d);
@@ -340,15 +366,18 @@ void routed_attention_backward(device::basic_cpu<Isa, Threads> dev, attention_sh
   auto* const scratch = detail::scratch_of_threads<detail::routed_scratch<Which, Isa, T>>(
       ws, thread_count(dev), [&] { return detail::routed_scratch<Which, Isa, T>::carve(ws, s, keys, true); });
   double* const d_constant = ws.take<double>(s.seq.count() * s.heads);
+  double* const d_sink = ws.take<double>(s.seq.count() * s.heads);
   index_t const groups = std::gcd(std::gcd(s.key_heads, s.value_heads), s.gate_heads);
   index_t const group = s.heads / groups;
   parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
     index_t const n = unit / groups;
     for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; ++h)
       detail::routed_head<Which, Isa, T>(s, in, n, h, scratch[thread])
-          .backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h);
+          .backward(o_rhv, d_o_rhv, saved, d, d_constant + n * s.heads + h, d_sink + n * s.heads + h);
   });
-  if (!dev.dry) detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
+  if (dev.dry) return;
+  detail::write_constant_gate<T>(s, in.g_rhk, d_constant, d.g_rhk);
+  if (in.sink_h) detail::write_sink<T>(s, d_sink, d.sink_h);
 }
 
 }  // namespace seqmix::inline v0::kernels

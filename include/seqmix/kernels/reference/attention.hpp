@@ -65,6 +65,7 @@ void expect_shapes(attention_shape const& s, how_spec const& how, attention_inpu
                    attention_record const& record) {
   index_t const rows = s.seq.rows();
   expect_shape<T const, 3>("attention q", in.q_rhk, {rows, s.heads, s.key_dim});
+  if (in.queries_alone) throw value_error("seqmix: attention: the reference reads rows that bring their own keys");
   expect_shape<T const, 3>("attention k", in.k_rhk, {rows, s.key_heads, s.key_dim});
   expect_shape<T const, 3>("attention v", in.v_rhv, {rows, s.value_heads, s.value_dim});
   expect_shape<T, 3>("attention o", o_rhv, {rows, s.heads, s.value_dim});
@@ -76,6 +77,8 @@ void expect_shapes(attention_shape const& s, how_spec const& how, attention_inpu
     expect_shape<T const, 3>("attention g", in.g_rhk,
                              {one_row ? 1 : rows, s.gate_heads, per_channel ? s.key_dim : 1});
   }
+  if (record.choices_rhk) expect_shape<index_t, 3>("attention choices", record.choices_rhk, {rows, s.heads, -1});
+  validate_sink(s, how, in.sink_h);
   expect_past(s, in);
 }
 
@@ -88,10 +91,29 @@ T bounded_decay(T const& g, how_spec const& how) {
   return value_of(g) < bound ? T(bound) : g;
 }
 
+/// Complete chunks in place of their tokens: the means of keys and values.
+template <scalar T>
+void compress(head_tokens<T>& head, index_t chunk) {
+  index_t const count = head.length / chunk;
+  auto const average = [&](std::vector<T>& x, index_t dim) {
+    std::vector<T> means;
+    for (index_t c = 0; c < count; ++c)
+      for (index_t i = 0; i < dim; ++i) {
+        T sum(0);
+        for (index_t j = c * chunk; j < (c + 1) * chunk; ++j) sum += x[std::size_t(j * dim + i)];
+        means.push_back(sum / T(double(chunk)));
+      }
+    x = means;
+  };
+  average(head.key, head.key_dim);
+  average(head.value, head.value_dim);
+  head.length = count;
+}
+
 /// Everything query head h of sequence n reads.
 template <scalar T>
-head_tokens<T> gather_head(attention_shape const& s, how_spec const& how, attention_input<T> const& in, index_t n,
-                           index_t h) {
+head_tokens<T> gather_head(attention_shape const& s, which_spec const& which, how_spec const& how,
+                           attention_input<T> const& in, index_t n, index_t h) {
   head_tokens<T> head;
   head.past = in.past(n);
   head.length = head.past + s.seq.length(n);
@@ -117,6 +139,8 @@ head_tokens<T> gather_head(attention_shape const& s, how_spec const& how, attent
   for (auto& g : head.decay) g = bounded_decay(g, how);
   for (index_t r = s.seq.begin(n); r < s.seq.end(n); ++r)
     for (index_t c = 0; c < s.key_dim; ++c) head.query.push_back(in.q_rhk(r, h, c));
+  if (in.sink_h) head.sink.push_back(in.sink_h(h));
+  if (which.compressed) compress(head, s.select.chunk);
   return head;
 }
 
@@ -128,11 +152,12 @@ score_row<T> score(attention_shape const& s, head_tokens<T> const& head, index_t
   bool const per_channel = head.decay_dim > 1;
   score_row<T> row;
   row.position = position;
-  row.raw.resize(std::size_t(position + 1));
+  index_t const keys = (std::min)(position + 1, head.length);
+  row.raw.resize(std::size_t(keys));
   if (head.decay_dim == 1) row.bias.resize(row.raw.size());
   std::vector<T> decay(std::size_t(head.decay_dim), T(0));
   std::vector<T> query(head.query_at(position), head.query_at(position) + head.key_dim);
-  for (index_t j = position; j >= 0; --j) {
+  for (index_t j = keys - 1; j >= 0; --j) {
     if (per_channel)
       for (std::size_t c = 0; c < query.size(); ++c) query[c] = head.query_at(position)[c] * exp(decay[c]);
     row.raw[std::size_t(j)] = T(s.scale) * dot(query.data(), head.key_at(j), head.key_dim);
@@ -163,22 +188,44 @@ void spoil(std::vector<T>& o) {
   for (auto& x : o) x = T(std::numeric_limits<real_of<T>>::quiet_NaN());
 }
 
+/// The keys that a query sees with its choices, ascending.
+template <scalar T>
+std::vector<index_t> visible_keys(selector_functions<T> const& selector, attention_shape const& s,
+                                  score_row<T> const& row, std::vector<index_t> const& chunks) {
+  std::vector<bool> seen(row.raw.size(), false);
+  auto const see = [&](index_t choice) {
+    auto const ranges = selector.blocks(row.position, choice, s.select);
+    for (int i = 0; i < ranges.count; ++i)
+      for (index_t j = ranges.range[std::size_t(i)].begin; j < ranges.range[std::size_t(i)].end; ++j)
+        seen[std::size_t(j)] = true;
+  };
+  see(-1);
+  for (index_t c : chunks) see(c);
+  std::vector<index_t> keys;
+  for (std::size_t j = 0; j < seen.size(); ++j)
+    if (seen[j]) keys.push_back(index_t(j));
+  return keys;
+}
+
 /// o = sum_j w_j v_j + sum_j c_j stop(v_j) over the visible keys; zero when there are none. A hard choice gathers:
-/// values it does not take cannot spoil it, infinite or NaN.
+/// values it does not take cannot spoil it, infinite or NaN. A sink is one more score, behind the others, without a
+/// value: neither temperature nor gate touches it.
 template <scalar T>
 reading<T> read(selector_functions<T> const& selector, attention_shape const& s, head_tokens<T> const& head,
-                score_row<T> const& row, key_ranges const& seen) {
-  std::vector<index_t> keys;
+                score_row<T> const& row, std::vector<index_t> const& keys) {
   std::vector<T> raw, bias;
-  for (int i = 0; i < seen.count; ++i)
-    for (index_t j = seen.range[std::size_t(i)].begin; j < seen.range[std::size_t(i)].end; ++j) {
-      keys.push_back(j);
-      raw.push_back(row.raw[std::size_t(j)]);
-      if (!row.bias.empty()) bias.push_back(row.bias[std::size_t(j)]);
-    }
-  auto const n = index_t(keys.size());
+  for (index_t j : keys) {
+    raw.push_back(row.raw[std::size_t(j)]);
+    if (!row.bias.empty()) bias.push_back(row.bias[std::size_t(j)]);
+  }
+  if (!head.sink.empty()) {
+    bias.resize(raw.size(), T(0));
+    raw.push_back(T(0));
+    bias.push_back(head.sink.front());
+  }
+  auto const n = index_t(raw.size());
   T const* const bias_or_none = bias.empty() ? nullptr : bias.data();
-  std::vector<T> on_values(keys.size()), on_stopped(keys.size());
+  std::vector<T> on_values(raw.size()), on_stopped(raw.size());
   selector.weights(raw.data(), bias_or_none, n, s.knobs, on_values.data(), on_stopped.data());
 
   reading<T> result;
@@ -197,20 +244,21 @@ reading<T> read(selector_functions<T> const& selector, attention_shape const& s,
   return result;
 }
 
-/// The output of a routed selector given its choice, as a surrogate whose derivative is the selector's gradient;
-/// O_c is what the query would read had it chosen c, P the softmax over the candidates:
-///   index_constant          O_c*
-///   chunk_straight_through  O_c* + sum_c (P_c - stop(P_c)) stop(O_c)
-///   gated                   P_c* O_c*
+/// The output of a routed selector given its choice, as a surrogate whose derivative is the selector's gradient.
+/// O is what the query reads with its choices S, O_c what it would read had it chosen c alone, P the softmax over
+/// the candidates:
+///   index_constant          O
+///   chunk_straight_through  O + sum_c (P_c - stop(P_c)) stop(O_c), where there are more candidates than choices
+///   gated                   (sum of P_c over S) O
 template <scalar T>
 std::vector<T> routed_output(selector_functions<T> const& selector, attention_shape const& s,
                              head_tokens<T> const& head, score_row<T> const& row, chunk_choice const& choice) {
   auto const& which = selector.which;
-  auto const output_of = [&](index_t chunk) {
-    return read(selector, s, head, row, selector.blocks(row.position, chunk, s.select)).o;
+  auto const output_of = [&](std::vector<index_t> const& chunks) {
+    return read(selector, s, head, row, visible_keys(selector, s, row, chunks)).o;
   };
-  auto o = output_of(choice.chunk);
-  if (choice.chunk < 0) return o;
+  auto o = output_of(choice.chunks);
+  if (choice.chunks.empty()) return o;
   if (choice.is_nan) {
     spoil(o);
     return o;
@@ -218,14 +266,17 @@ std::vector<T> routed_output(selector_functions<T> const& selector, attention_sh
   auto const count = candidate_count(which, row.position, s.select.chunk);
   if (which.gradient == chunk_gradient::gated) {
     auto const p = probabilities(chunk_scores(which.score, s, head, row, count));
-    for (auto& x : o) x *= p[std::size_t(choice.chunk)];
+    T weight(0);
+    for (index_t c : choice.chunks) weight += p[std::size_t(c)];
+    for (auto& x : o) x *= weight;
   }
-  if (which.gradient == chunk_gradient::chunk_straight_through && is_dual<T>) {
+  bool const was_open = count > index_t(choice.chunks.size());
+  if (which.gradient == chunk_gradient::chunk_straight_through && is_dual<T> && was_open) {
     bool const by_mass = which.probability == chunk_probability::mass;
     auto const p =
         probabilities(chunk_scores(by_mass ? chunk_score::exact_mass : which.score, s, head, row, count));
     for (index_t c = 0; c < count; ++c) {
-      auto const other = output_of(c);
+      auto const other = output_of({c});
       T const moved = p[std::size_t(c)] - stop(p[std::size_t(c)]);
       for (std::size_t i = 0; i < o.size(); ++i) o[i] += moved * stop(other[i]);
     }
@@ -234,11 +285,17 @@ std::vector<T> routed_output(selector_functions<T> const& selector, attention_sh
 }
 
 template <scalar T>
-double visible_lse(attention_shape const& s, score_row<T> const& row, key_ranges const& seen) {
+double visible_lse(attention_shape const& s, head_tokens<T> const& head, score_row<T> const& row,
+                   std::vector<index_t> const& keys) {
   std::vector<double> scores;
-  for (index_t j = 0; j <= row.position; ++j)
-    if (seen.contains(j)) scores.push_back(double(value_of(row.score(j, s.knobs.temperature))));
+  for (index_t j : keys) scores.push_back(double(value_of(row.score(j, s.knobs.temperature))));
+  for (auto const& sink : head.sink) scores.push_back(double(value_of(sink)));
   return log_sum_exp(scores);
+}
+
+inline void record_choices(attention_record const& record, index_t r, index_t h, chunk_choice const& choice) {
+  for (index_t i = 0; i < record.choices_rhk.extent[2] && record.choices_rhk; ++i)
+    record.choices_rhk(r, h, i) = i < index_t(choice.chunks.size()) ? choice.chunks[std::size_t(i)] : -1;
 }
 
 template <scalar T>
@@ -249,7 +306,8 @@ void attend(selector_functions<T> const& selector, attention_shape const& s, att
   std::vector<head_tokens<T>> heads(std::size_t(s.heads));
   std::vector<score_row<T>> rows(heads.size());
   for (index_t n = 0; n < s.seq.count(); ++n) {
-    for (index_t h = 0; h < s.heads; ++h) heads[std::size_t(h)] = gather_head(s, selector.how, in, n, h);
+    for (index_t h = 0; h < s.heads; ++h)
+      heads[std::size_t(h)] = gather_head(s, selector.which, selector.how, in, n, h);
     for (index_t local = 0; local < s.seq.length(n); ++local) {
       index_t const position = in.past(n) + local;
       for (std::size_t h = 0; h < heads.size(); ++h) rows[h] = score(s, heads[h], position);
@@ -259,16 +317,17 @@ void attend(selector_functions<T> const& selector, attention_shape const& s, att
         chunk_choice choice;
         reading<T> result;
         if (selector.which.routed) {
-          choice = choose_chunk(selector.which, s, heads, rows, h);
+          choice = choose_chunks(selector.which, s, heads, rows, h);
           result.o = routed_output(selector, s, head, row, choice);
         } else {
-          result = read(selector, s, head, row, selector.blocks(position, -1, s.select));
+          result = read(selector, s, head, row, visible_keys(selector, s, row, {}));
         }
         index_t const r = s.seq.begin(n) + local;
         for (index_t c = 0; c < s.value_dim; ++c) o_rhv(r, h, c) = result.o[std::size_t(c)];
-        if (record.choice_rh) record.choice_rh(r, h) = selector.which.routed ? choice.chunk : result.key;
+        if (record.choice_rh) record.choice_rh(r, h) = selector.which.routed ? choice.best() : result.key;
+        record_choices(record, r, h, choice);
         if (record.lse_rh)
-          record.lse_rh(r, h) = visible_lse(s, row, selector.blocks(position, choice.chunk, s.select));
+          record.lse_rh(r, h) = visible_lse(s, head, row, visible_keys(selector, s, row, choice.chunks));
       }
     }
   }
@@ -279,9 +338,10 @@ void attend(selector_functions<T> const& selector, attention_shape const& s, att
 /// Attention of every query over its own sequence, by the selector's definition and nothing else.
 /// The query at position t (the past counts) sees keys 0 .. t as Which says; raw_j = scale q.k_j; a gate per head
 /// hands How the bias G_t - G_j (0 for j = t), a gate per channel, for weights that multiply decays, sits inside
-/// the dot product. A row that sees nothing is zero; a NaN among the scores it sees, or chooses by, makes it NaN.
+/// the dot product; of a compressing Which, keys and values are the means of complete chunks. A row that sees
+/// nothing is zero; a NaN among the scores it sees, or chooses by, makes it NaN.
 /// Shapes:  q, k, v, g and the past as attention_input says -> o [R,H,V]; any strides.
-/// Record:  choice = key or chunk inside the sequence, -1 for none; lse = log-sum-exp over the visible keys at
+/// Record:  choice = key or best chunk inside the sequence, -1 for none; lse = log-sum-exp over the visible keys at
 ///          knobs.temperature (of no meaning for linear weights).
 /// Grad:    on dual numbers the derivative of o is the selector's documented surrogate.
 /// Errors:  shape_error, value_error (see validate).   Work: O(T^2) a head, with allocation; for tests, not for

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <vector>
 
 #include <seqmix/kernels/attention_shape.hpp>
 
-/// How a routed selector finds its chunk, in plain loops: scores of the chunks, probabilities, the choice.
+/// How a routed selector finds its chunks, in plain loops: scores of the chunks, probabilities, the choice.
 /// Part of the reference attention.
 namespace seqmix::inline v0::kernels::reference_detail {
 
@@ -19,6 +20,7 @@ struct head_tokens {
   index_t decay_dim = 0;             ///< 0: no gate, 1: one per head, key_dim: one per channel
   std::vector<T> query;              ///< [length - past, key_dim]
   std::vector<T> key, value, decay;  ///< [length, dim]
+  std::vector<T> sink;               ///< one number, or none
 
   T const* query_at(index_t position) const noexcept { return query.data() + (position - past) * key_dim; }
   T const* key_at(index_t position) const noexcept { return key.data() + position * key_dim; }
@@ -87,15 +89,21 @@ inline key_range visible_chunk(index_t c, index_t position, index_t chunk) noexc
   return {c * chunk, end < position + 1 ? end : position + 1};
 }
 
-/// scale q.(mean of the keys) / temperature: no position bias. The mean is a sum and one true division, so that
-/// equal keys keep their bits.
+/// scale q.(mean of the keys) / temperature, without the position bias unless select.router_bias adds its mean over
+/// the keys. The mean is a sum and one true division, so that equal keys keep their bits.
 template <scalar T>
-T mean_key_score(attention_shape const& shape, head_tokens<T> const& head, index_t position, key_range keys) {
+T mean_key_score(attention_shape const& shape, head_tokens<T> const& head, score_row<T> const& row,
+                 key_range keys) {
   std::vector<T> mean(std::size_t(head.key_dim), T(0));
   for (index_t j = keys.begin; j < keys.end; ++j)
     for (index_t c = 0; c < head.key_dim; ++c) mean[std::size_t(c)] += head.key_at(j)[c];
   for (auto& m : mean) m /= T(double(keys.size()));
-  return T(shape.scale) * dot(head.query_at(position), mean.data(), head.key_dim) / T(shape.knobs.temperature);
+  T const score =
+      T(shape.scale) * dot(head.query_at(row.position), mean.data(), head.key_dim) / T(shape.knobs.temperature);
+  if (!shape.select.router_bias || row.bias.empty()) return score;
+  T bias(0);
+  for (index_t j = keys.begin; j < keys.end; ++j) bias += row.bias[std::size_t(j)];
+  return score + bias / T(double(keys.size()));
 }
 
 /// L = log sum exp of the scores, position bias included.
@@ -129,7 +137,7 @@ std::vector<T> chunk_scores(chunk_score kind, attention_shape const& shape, head
     switch (kind) {
     case chunk_score::mean_key:
     case chunk_score::mean_key_prefix:
-      scores.push_back(mean_key_score(shape, head, row.position, keys));
+      scores.push_back(mean_key_score(shape, head, row, keys));
       break;
     case chunk_score::exact_mass:
       scores.push_back(mass_score(shape, row, keys));
@@ -142,44 +150,67 @@ std::vector<T> chunk_scores(chunk_score kind, attention_shape const& shape, head
   return scores;
 }
 
-/// A chosen chunk, -1 without candidates. A NaN among the scores is chosen, so that the row can show it.
+/// The chosen chunks, the best first; none without candidates. A NaN among the scores is chosen alone, so that the
+/// row can show it.
 struct chunk_choice {
-  index_t chunk = -1;
+  std::vector<index_t> chunks;
   bool is_nan = false;
+
+  index_t best() const noexcept { return chunks.empty() ? -1 : chunks.front(); }
+  bool contains(index_t c) const noexcept { return std::find(chunks.begin(), chunks.end(), c) != chunks.end(); }
 };
 
-/// The lowest index of the greatest value.
+/// The `most` greatest values, the lowest index first among equals.
 template <scalar T>
-chunk_choice first_greatest(std::vector<T> const& values) {
-  chunk_choice best;
-  auto most = real_of<T>(0);
+chunk_choice first_greatest(std::vector<T> const& values, index_t most) {
+  chunk_choice choice;
   for (std::size_t c = 0; c < values.size(); ++c) {
-    auto const x = value_of(values[c]);
-    if (x != x) return {index_t(c), true};
-    if (best.chunk < 0 || x > most) best.chunk = index_t(c), most = x;
+    if (value_of(values[c]) != value_of(values[c])) return {{index_t(c)}, true};
+    choice.chunks.push_back(index_t(c));
   }
-  return best;
+  std::stable_sort(choice.chunks.begin(), choice.chunks.end(), [&](index_t a, index_t b) {
+    return value_of(values[std::size_t(a)]) > value_of(values[std::size_t(b)]);
+  });
+  if (index_t(choice.chunks.size()) > most) choice.chunks.resize(std::size_t(most));
+  return choice;
 }
 
-/// The choice of query head h; with a shared choice, that of all heads reading the same key head: the greatest sum
-/// of their softmax(router scores).
+inline bool is_forced(which_spec const& which, index_t c, index_t own) noexcept {
+  return which.forced == forced_chunks::first_and_previous && (c == 0 || c == own - 1);
+}
+
+/// The weight of every candidate in the choice of query head h: its score, or with a shared choice the sum of
+/// softmax(scores) over all heads that read the same key head.
 template <scalar T>
-chunk_choice choose_chunk(which_spec const& which, attention_shape const& shape,
-                          std::vector<head_tokens<T>> const& heads, std::vector<score_row<T>> const& rows,
-                          index_t h) {
-  auto const count = candidate_count(which, rows[std::size_t(h)].position, shape.select.chunk);
+std::vector<T> choice_values(which_spec const& which, attention_shape const& shape,
+                             std::vector<head_tokens<T>> const& heads, std::vector<score_row<T>> const& rows,
+                             index_t h) {
+  index_t const position = rows[std::size_t(h)].position;
+  auto const count = candidate_count(which, position, shape.select.chunk);
+  auto const scored = which.by_compression ? (position + 1) / shape.select.chunk : count;
   auto const scores_of = [&](index_t head) {
-    return chunk_scores(which.score, shape, heads[std::size_t(head)], rows[std::size_t(head)], count);
+    return chunk_scores(which.score, shape, heads[std::size_t(head)], rows[std::size_t(head)], scored);
   };
-  if (!shape.select.shared_choice) return first_greatest(scores_of(h));
+  if (!choose_together(which, shape.select)) return scores_of(h);
   index_t const group = shape.heads / shape.key_heads;
   index_t const first = h / group * group;
   std::vector<T> sum(std::size_t(count), T(0));
   for (index_t head = first; head < first + group; ++head) {
     auto const p = probabilities(scores_of(head));
-    for (std::size_t c = 0; c < p.size(); ++c) sum[c] += p[c];
+    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += p[c];
   }
-  return first_greatest(sum);
+  return sum;
+}
+
+template <scalar T>
+chunk_choice choose_chunks(which_spec const& which, attention_shape const& shape,
+                           std::vector<head_tokens<T>> const& heads, std::vector<score_row<T>> const& rows,
+                           index_t h) {
+  auto values = choice_values(which, shape, heads, rows, h);
+  for (std::size_t c = 0; c < values.size(); ++c)
+    if (is_forced(which, index_t(c), index_t(values.size())) && value_of(values[c]) == value_of(values[c]))
+      values[c] = T(std::numeric_limits<real_of<T>>::infinity());
+  return first_greatest(values, choices_per_query(which, shape.select));
 }
 
 }  // namespace seqmix::inline v0::kernels::reference_detail
