@@ -85,6 +85,13 @@ std::string row(std::string const& name) {
          yes(mixer_on<M, device::cpu> && mixer_on<M, device::cpu, double>) + " | " + yes(mixer_type<M>) + " |\n";
 }
 
+/// A layer that is not made of a mixer and extras.
+template <class L>
+std::string row_of_its_own(std::string const& name, std::string const& state, std::string const& gate) {
+  return "| `" + name + "` | " + state + " | " + gate + " | all, linear | a layer of its own: " + L::name() +
+         " | " + (layer_selects_arbitrarily<L> ? "yes" : "no") + " | yes | yes |\n";
+}
+
 std::string table() {
   return std::string("| variant | state | gate | selector: which, how | around the mixer | `arbitrary_selection` | "
                      "cpu | reference |\n") +
@@ -96,10 +103,13 @@ std::string table() {
          row<variants::normalised_linear_attention>("normalised_linear_attention") +
          row<variants::retnet>("retnet") + row<variants::gla>("gla") + row<variants::hgrn>("hgrn") +
          row<variants::hgrn2>("hgrn2") + row<variants::mamba1>("mamba1") + row<variants::mamba2>("mamba2") +
+         row_of_its_own<variants::mamba3>("mamba3", "outer_product", "mamba3") +
          row<variants::deltanet>("deltanet") + row<variants::gated_deltanet>("gated_deltanet") +
          row<variants::kda>("kda") + row<variants::kda_bounded>("kda_bounded") + row<variants::rwkv4>("rwkv4") +
          row<variants::rwkv5>("rwkv5") + row<variants::rwkv6>("rwkv6") + row<variants::rwkv7>("rwkv7") +
-         row<variants::rg_lru>("rg_lru") + row<variants::min_gru>("min_gru") + row<variants::min_lstm>("min_lstm");
+         row<variants::rg_lru>("rg_lru") + row<variants::min_gru>("min_gru") + row<variants::min_lstm>("min_lstm") +
+         row_of_its_own<variants::mlstm>("mlstm", "mlstm", "mlstm") +
+         row_of_its_own<variants::slstm>("slstm", "four vectors", "its own");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include <seqmix/kernels/cpu/head_norm.hpp>
 #include <seqmix/layers/norm.hpp>
 

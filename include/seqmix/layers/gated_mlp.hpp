@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include <seqmix/kernels/cpu/output_gate.hpp>
 #include <seqmix/layers/centred_norm.hpp>
 #include <seqmix/layers/detail/xlstm_start.hpp>

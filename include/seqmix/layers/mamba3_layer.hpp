@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <tuple>
+
 #include <seqmix/gates/mamba3.hpp>
 #include <seqmix/kernels/cpu/head_norm.hpp>
 #include <seqmix/kernels/cpu/output_gate.hpp>
@@ -11,7 +14,7 @@
 namespace seqmix::inline v0 {
 
 /// Sizes and numbers of a Mamba-3 layer; the defaults are the published ones.
-struct mamba3_options {
+struct mamba3_layer_options {
   index_t heads = 0;  ///< 0: expand d_model / value_dim
   index_t expand = 2;
   index_t key_heads = 1;  ///< groups of heads that share B and C
@@ -41,7 +44,7 @@ class mamba3_layer {
   using mixing_type = trapezoid<Gate>;
 
  public:
-  using options = mamba3_options;
+  using options = mamba3_layer_options;
   using mixer_type_ = typename mixing_type::mixer_type;
   using gate_type = Gate;
 

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cmath>
+#include <string>
+#include <utility>
+
 #include <seqmix/gates/mlstm.hpp>
 #include <seqmix/kernels/cpu/block_diagonal.hpp>
 #include <seqmix/kernels/cpu/convolution.hpp>
@@ -13,7 +17,7 @@
 namespace seqmix::inline v0 {
 
 /// Sizes and numbers of an mLSTM layer; the defaults are the published ones.
-struct mlstm_options {
+struct mlstm_layer_options {
   index_t heads = 4;
   double expand = 2.0;
   index_t width = 0;  ///< inner channels; 0: expand d_model, rounded up to a multiple of 64
@@ -30,7 +34,7 @@ struct mlstm_options {
 /// norm_h is LayerNorm over each head with gain 1 + w. `Mixer`: another keyed state kept relative to a running
 /// maximum, or another gate. `Norm` (layer: without a shift), `Residual`: none and false give the mixing part
 /// alone. Saved per row: about 8 widths. Deterministic on the CPU for any number of threads. Source: Beck et al.,
-/// "xLSTM" (arXiv 2405.04517), section 2.3 and figure 11, and the layer of its authors' code.
+/// "xLSTM" (arXiv 2405.04517), sections 2.3 and 2.4, and the layer of its authors' code.
 template <class Mixer = recurrence<states::mlstm, gates::mlstm>, norm_kind Norm = norm_kind::layer,
           bool Residual = true>
 class mlstm_layer {
@@ -44,7 +48,7 @@ class mlstm_layer {
                 "seqmix mlstm_layer: the gate's raw values are one linear function of queries, keys and values");
 
  public:
-  using options = mlstm_options;
+  using options = mlstm_layer_options;
   using mixer_type_ = Mixer;
   using gate_type = gate_policy;
 

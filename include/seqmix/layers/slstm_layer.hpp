@@ -1,5 +1,9 @@
 #pragma once
 
+#include <array>
+#include <cmath>
+#include <string>
+
 #include <seqmix/kernels/cpu/block_diagonal.hpp>
 #include <seqmix/kernels/cpu/convolution.hpp>
 #include <seqmix/kernels/cpu/slstm.hpp>
@@ -12,7 +16,7 @@
 namespace seqmix::inline v0 {
 
 /// Sizes and numbers of an sLSTM layer; the defaults are the published ones.
-struct slstm_options {
+struct slstm_layer_options {
   index_t heads = 4;
   index_t conv_width = 4;  ///< 0: no convolution
   double norm_eps = 1e-5, head_norm_eps = 1e-5;
@@ -26,13 +30,13 @@ struct slstm_options {
 /// selector. The published code feeds the input gate from a module that it names fgate and the forget gate from
 /// igate; here `input` feeds the input gate. `Norm` (layer: without a shift), `Residual`: none and false give
 /// the mixing part alone. Saved per row: about 9 d_model. Deterministic on the CPU for any number of threads.
-/// Source: Beck et al., "xLSTM" (arXiv 2405.04517), section 2.2 and figure 10, and the layer of its authors' code.
+/// Source: Beck et al., "xLSTM" (arXiv 2405.04517), sections 2.2 and 2.4, and the layer of its authors' code.
 template <norm_kind Norm = norm_kind::layer, bool Residual = true>
 class slstm_layer {
   static constexpr index_t gates = 4;
 
  public:
-  using options = slstm_options;
+  using options = slstm_layer_options;
 
   static std::string name() {
     std::string text;

@@ -20,8 +20,12 @@
 #include <seqmix/gates/rwkv6.hpp>
 #include <seqmix/gates/rwkv7.hpp>
 #include <seqmix/layers/channel_mix.hpp>
+#include <seqmix/layers/gated_mlp.hpp>
+#include <seqmix/layers/mamba3_layer.hpp>
 #include <seqmix/layers/mlp.hpp>
+#include <seqmix/layers/mlstm_layer.hpp>
 #include <seqmix/layers/parallel_block.hpp>
+#include <seqmix/layers/slstm_layer.hpp>
 #include <seqmix/mixers/native_sparse.hpp>
 #include <seqmix/models/language_model.hpp>
 
@@ -94,6 +98,9 @@ using mamba2 = layer<recurrence<states::outer_product, gates::mamba2>, extras{.c
                                                                               .output_gate = true,
                                                                               .gate_before_norm = true}>;
 
+/// Mamba-3 (arXiv 2603.15569), one input and one output: trapezoidal writes, rotated B and C; then an MLP.
+using mamba3 = block<mamba3_layer<>, swiglu<>>;
+
 // ---- delta family
 
 /// DeltaNet (Yang et al., arXiv 2406.06484), section 3.3: convolutions without bias, unit keys and queries.
@@ -132,6 +139,10 @@ using rg_lru = layer<recurrence<states::elementwise, gates::rg_lru>, extras{.bia
                                                                             .conv_map = activation::identity,
                                                                             .output_gate = true,
                                                                             .gate_map = activation::gelu_tanh}>;
+
+/// xLSTM's two blocks (Beck et al., arXiv 2405.04517), sections 2.2 to 2.4.
+using mlstm = mlstm_layer<>;
+using slstm = block<slstm_layer<>, gated_mlp<>>;
 
 // ---- RWKV: a time mix and a channel mix make a block
 
@@ -275,6 +286,16 @@ inline layer_options mamba2_options(mamba2_sizes s) {
   o.start.in = init::fan_in();
   o.start.out = init::fan_in_per_layer();
   return o;
+}
+/// Mamba-3: keys of 128, heads of 64.
+inline std::tuple<mamba3_layer_options, swiglu_options> mamba3_options(index_t d_model, index_t key_dim = 128,
+                                                                       index_t head_dim = 64) {
+  mamba3_layer_options mix{.key_dim = key_dim, .value_dim = head_dim};
+  return {mix, {.width = (8 * d_model / 3 + 7) / 8 * 8, .norm_eps = mix.norm_eps}};
+}
+inline mlstm_layer_options mlstm_options(index_t heads = 4) { return {.heads = heads}; }
+inline std::tuple<slstm_layer_options, gated_mlp_options> slstm_options(index_t heads = 4) {
+  return {{.heads = heads}, {}};
 }
 inline layer_options deltanet_options(index_t d_model, index_t heads) {
   return detail::expanded(d_model, heads, 1.0, 1.0);
