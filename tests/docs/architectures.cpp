@@ -104,6 +104,7 @@ std::string table() {
          row<variants::retnet>("retnet") + row<variants::gla>("gla") + row<variants::hgrn>("hgrn") +
          row<variants::hgrn2>("hgrn2") + row<variants::mamba1>("mamba1") + row<variants::mamba2>("mamba2") +
          row_of_its_own<variants::mamba3>("mamba3", "outer_product", "mamba3") +
+         row_of_its_own<variants::s4d>("s4d", "complex diagonal", "its own, constant") +
          row<variants::deltanet>("deltanet") + row<variants::gated_deltanet>("gated_deltanet") +
          row<variants::kda>("kda") + row<variants::kda_bounded>("kda_bounded") + row<variants::rwkv4>("rwkv4") +
          row<variants::rwkv5>("rwkv5") + row<variants::rwkv6>("rwkv6") + row<variants::rwkv7>("rwkv7") +

@@ -49,7 +49,7 @@ static_assert(bounded<v::linear_attention, v::normalised_linear_attention, v::re
 static_assert(bounded<v::deltanet, v::gated_deltanet, v::kda, v::kda_bounded>());
 static_assert(bounded<v::rwkv4, v::rwkv5, v::rwkv6, v::rwkv7, v::rg_lru, v::min_gru, v::min_lstm>());
 static_assert(!layer_selects_arbitrarily<v::mamba3> && !layer_selects_arbitrarily<v::mlstm> &&
-              !layer_selects_arbitrarily<v::slstm>);
+              !layer_selects_arbitrarily<v::slstm> && !layer_selects_arbitrarily<v::s4d>);
 // A model has it if any layer does.
 static_assert(layer_selects_arbitrarily<v::hybrid> && !layer_selects_arbitrarily<v::griffin>);
 // Keys that say nothing of the tokens give no relations.

@@ -4,9 +4,8 @@
 #include <seqmix/concepts/state.hpp>
 #include <seqmix/selectors/select.hpp>
 
-/// Which cells of state x gate x selector make sense. The rules stand here once: as facts that a program can ask
-/// for
-/// (`pairs_v`, `misfit_of`), and as sentences that the compiler prints when a mixer breaks one (`explain_pairing`).
+/// Which cells of state x gate x selector make sense. The rules stand here once: as facts for a program (`pairs_v`,
+/// `misfit_of`), and as sentences that the compiler prints when a mixer breaks one (`explain_pairing`).
 namespace seqmix::inline v0 {
 
 /// The first rule that a cell breaks.

@@ -25,6 +25,7 @@
 #include <seqmix/layers/mlp.hpp>
 #include <seqmix/layers/mlstm_layer.hpp>
 #include <seqmix/layers/parallel_block.hpp>
+#include <seqmix/layers/s4d_layer.hpp>
 #include <seqmix/layers/slstm_layer.hpp>
 #include <seqmix/mixers/native_sparse.hpp>
 #include <seqmix/models/language_model.hpp>
@@ -100,6 +101,9 @@ using mamba2 = layer<recurrence<states::outer_product, gates::mamba2>, extras{.c
 
 /// Mamba-3 (arXiv 2603.15569), one input and one output: trapezoidal writes, rotated B and C; then an MLP.
 using mamba3 = block<mamba3_layer<>, swiglu<>>;
+
+/// S4D (Gu et al., arXiv 2206.11893): complex diagonal systems that no token changes, then GELU and a GLU.
+using s4d = s4d_layer<>;
 
 // ---- delta family
 
@@ -297,6 +301,7 @@ inline mlstm_layer_options mlstm_options(index_t heads = 4) { return {.heads = h
 inline std::tuple<slstm_layer_options, gated_mlp_options> slstm_options(index_t heads = 4) {
   return {{.heads = heads}, {}};
 }
+inline s4d_layer_options s4d_options(index_t states = 64) { return {.states = states}; }
 inline layer_options deltanet_options(index_t d_model, index_t heads) {
   return detail::expanded(d_model, heads, 1.0, 1.0);
 }
