@@ -17,6 +17,12 @@ struct gated_mlp_options {
   double norm_eps = 1e-5;
   initialiser in{}, out{};  ///< none: the rules of xLSTM's code
 };
+template <class Add>
+void each_option(gated_mlp_options const& o, Add const& add) {
+  add("expand", o.expand);
+  add("width", o.width);
+  add("norm_eps", o.norm_eps);
+}
 
 /// x + W_down (f(W_gate n) W_up n), n = norm(x) (layer: without a shift): what stands behind sLSTM in its block.
 /// Saved: the projections, 2 width numbers a row. Source: Shazeer (arXiv 2002.05202), section 2; defaults of the

@@ -27,6 +27,18 @@ struct mamba3_layer_options {
   double decay_offset = 0.0;  ///< added to the start values of logarithms of decay rates
   initialiser in = init::fan_in(), out = init::fan_in_per_layer();
 };
+template <class Add>
+void each_option(mamba3_layer_options const& o, Add const& add) {
+  add("heads", o.heads);
+  add("expand", o.expand);
+  add("key_heads", o.key_heads);
+  add("key_dim", o.key_dim);
+  add("value_dim", o.value_dim);
+  add("rotated", o.rotated);
+  add("recurrence_chunk", o.recurrence_chunk);
+  add("norm_eps", o.norm_eps);
+  add("qk_norm_eps", o.qk_norm_eps);
+}
 
 /// x + W_out (o silu(z)) with o = trapezoid(C, B, x) + D x: Mamba-3 with one input and one output (SISO). z, x, B,
 /// C, the gate's raw values, the trapezoid's lambda and the angles' speeds are projected from norm(x); B and C are

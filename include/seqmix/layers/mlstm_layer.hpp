@@ -28,6 +28,17 @@ struct mlstm_layer_options {
   initialiser gate = init::constant(0.0);  ///< of the gates' weights; their biases start as the gate says
   initialiser in{}, blocks{}, out{};       ///< none: the published rules
 };
+template <class Add>
+void each_option(mlstm_layer_options const& o, Add const& add) {
+  add("heads", o.heads);
+  add("expand", o.expand);
+  add("width", o.width);
+  add("block", o.block);
+  add("conv_width", o.conv_width);
+  add("recurrence_chunk", o.recurrence_chunk);
+  add("norm_eps", o.norm_eps);
+  add("head_norm_eps", o.head_norm_eps);
+}
 
 /// x + W_down ((norm_h(mixer(q, k, v)) + skip u) silu(z)), mLSTM's block: [c | z] = W_up n with n = norm(x),
 /// u = silu(conv(c)), q and k from u and v from c by small square blocks, the gates' raw values from [q | k | v].

@@ -23,6 +23,13 @@ struct slstm_layer_options {
   initialiser recurrent = init::constant(0.0);
   initialiser in{};  ///< of the gates' blocks; none: the published rule
 };
+template <class Add>
+void each_option(slstm_layer_options const& o, Add const& add) {
+  add("heads", o.heads);
+  add("conv_width", o.conv_width);
+  add("norm_eps", o.norm_eps);
+  add("head_norm_eps", o.head_norm_eps);
+}
 
 /// x + norm_h(sLSTM(i, f, z, o)), sLSTM's block: gates i and f from u = silu(conv(n)), z and o from n = norm(x),
 /// each by one block a head; the cell adds R_h y_(t-1) and a bias. norm_h is LayerNorm over each head with gain 1 +
