@@ -1,6 +1,6 @@
 #pragma once
 
-#include "study.hpp"
+#include "support/study.hpp"
 
 /// The architectures of the demo; each function is compiled in a file of its own name.
 namespace study {

@@ -1,5 +1,6 @@
 #include "architectures.hpp"
-#include "run_architecture.hpp"
+#include "support/run_architecture.hpp"
+#include <seqmix/models/variants.hpp>
 
 namespace study {
 

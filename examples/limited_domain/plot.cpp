@@ -1,8 +1,4 @@
-#include <cstdio>
-#include <cstdlib>
-
 #include "report.hpp"
-#include <seqmix/io/atomic_file.hpp>
 
 namespace study {
 
@@ -29,8 +25,7 @@ std::string data_of(std::vector<domain> const& domains, std::vector<result> cons
   return text;
 }
 
-std::string script(std::vector<domain> const& domains, std::vector<result> const& results,
-                   std::string const& folder) {
+std::string script(std::vector<domain> const& domains, std::vector<result> const& results) {
   std::vector<std::string> panels;
   bool code = false;
   for (auto const& d : domains)
@@ -50,11 +45,11 @@ std::string script(std::vector<domain> const& domains, std::vector<result> const
     std::string const size = std::to_string(420 * columns) + "," + std::to_string(380 * rows);
     text += kind == "png" ? "set terminal pngcairo size " + size + " font 'sans,10'\n"
                           : "set terminal svg size " + size + " font 'sans,10' background 'white'\n";
-    text += "set output '" + folder + "/plot." + kind + "'\n" + layout;
+    text += "set output 'plot." + kind + "'\n" + layout;
     for (std::size_t panel = 0; panel < panels.size(); ++panel) {
       text += "set title \"" + panels[panel] + "\" noenhanced\nset ylabel 'out of domain' offset 1,0\nplot ";
       for (std::size_t a = 0; a < results.size(); ++a)
-        text += std::string(a > 0 ? ", " : "") + "'" + folder + "/plot.dat' index " + std::to_string(a) +
+        text += std::string(a > 0 ? ", " : "") + "'plot.dat' index " + std::to_string(a) +
                 " using 1:" + std::to_string(panel + 2) + " with linespoints ls " + std::to_string(a % 5 + 1) +
                 " lw 1.5 pt " + std::to_string(5 + 2 * (a % 5)) + " ps 0.7 title \"" + results[a].name +
                 "\" noenhanced";
@@ -70,13 +65,7 @@ std::string script(std::vector<domain> const& domains, std::vector<result> const
 std::string write_plot(settings const& s, std::vector<domain> const& domains, std::vector<result> const& results) {
   for (auto const& r : results)
     if (r.points.empty()) return "no plot: " + r.name + " has not been measured yet";
-  seqmix::io::write_file_atomically((s.out / "plot.dat").string(), data_of(domains, results));
-  auto const folder = s.out.string();
-  if (folder.find('\'') != std::string::npos) return "no plot: the folder's name has a quote in it: " + folder;
-  seqmix::io::write_file_atomically((s.out / "plot.gp").string(), script(domains, results, folder));
-  std::string const command = "gnuplot '" + folder + "/plot.gp' > '" + folder + "/plot.log' 2>&1";
-  if (std::system(command.c_str()) != 0) return "no plot: gnuplot failed; it says why in " + folder + "/plot.log";
-  return "";
+  return run_gnuplot(s, data_of(domains, results), script(domains, results));
 }
 
 }  // namespace study

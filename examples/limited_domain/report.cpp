@@ -1,9 +1,7 @@
 #include "report.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <functional>
 
 #include <nlohmann/json.hpp>
 
@@ -12,64 +10,6 @@
 namespace study {
 
 namespace {
-
-using measure = std::function<double(point const&)>;
-
-/// y of the reference at x, between the two of its points that x lies between.
-std::optional<double> interpolate(std::vector<std::pair<double, double>> const& curve, double x) {
-  for (std::size_t i = 1; i < curve.size(); ++i) {
-    auto const [x0, y0] = curve[i - 1];
-    auto const [x1, y1] = curve[i];
-    if (x < x0 || x > x1) continue;
-    return x1 == x0 ? y0 : y0 + (y1 - y0) * (x - x0) / (x1 - x0);
-  }
-  return std::nullopt;
-}
-
-std::optional<gap> mean_gap(result const& a, result const& reference, std::string const& in_domain,
-                            measure const& ood) {
-  std::vector<std::pair<double, double>> curve;
-  for (auto const& p : reference.points) curve.emplace_back(p.bits.at(in_domain), ood(p));
-  std::sort(curve.begin(), curve.end());
-  gap sum;
-  for (auto const& p : a.points)
-    if (auto const y = interpolate(curve, p.bits.at(in_domain))) {
-      sum.mean += ood(p) - *y;
-      ++sum.levels;
-    }
-  if (sum.levels == 0) return std::nullopt;
-  sum.mean /= sum.levels;
-  return sum;
-}
-
-std::vector<std::string> code_domains(std::vector<domain> const& domains) {
-  std::vector<std::string> names;
-  for (auto const& d : domains)
-    if (d.code && !d.trained_on) names.push_back(d.name);
-  return names;
-}
-
-std::string text_of(std::optional<gap> const& g) {
-  if (!g) return "n/a";
-  char text[32];
-  std::snprintf(text, sizeof text, "%+.3f", g->mean);
-  return text;
-}
-
-struct csv {
-  std::string text;
-  void row(std::vector<std::string> const& cells) {
-    for (std::size_t i = 0; i < cells.size(); ++i) text += (i > 0 ? "," : "") + cells[i];
-    text += '\n';
-  }
-  void write(std::filesystem::path const& path) const { seqmix::io::write_file_atomically(path.string(), text); }
-};
-
-std::string number(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.5f", x);
-  return text;
-}
 
 void print_loss_table(std::vector<domain> const& domains, std::vector<result> const& results,
                       std::string const& in_domain) {
@@ -104,30 +44,15 @@ void print_gap_table(std::vector<domain> const& domains, std::vector<result> con
     if (!d.trained_on) std::printf(" %11s", d.name.c_str());
   std::printf("\n");
   for (auto const& r : results) {
-    auto const code = code_gap(r, reference, domains);
+    auto const code = capability_gap(r, reference, in_domain, code_domains(domains));
     std::printf("%-15s %9s %7d", r.name.c_str(), text_of(code).c_str(), code ? code->levels : 0);
     for (auto const& d : domains)
-      if (!d.trained_on) std::printf(" %11s", text_of(capability_gap(r, reference, in_domain, d.name)).c_str());
+      if (!d.trained_on) std::printf(" %11s", text_of(capability_gap(r, reference, in_domain, {d.name})).c_str());
     std::printf("\n");
   }
 }
 
 }  // namespace
-
-std::optional<gap> capability_gap(result const& a, result const& reference, std::string const& in_domain,
-                                  std::string const& ood_domain) {
-  return mean_gap(a, reference, in_domain, [&](point const& p) { return p.bits.at(ood_domain); });
-}
-
-std::optional<gap> code_gap(result const& a, result const& reference, std::vector<domain> const& domains) {
-  auto const names = code_domains(domains);
-  if (names.empty()) return std::nullopt;
-  return mean_gap(a, reference, training_domain(domains).name, [&](point const& p) {
-    double sum = 0.0;
-    for (auto const& name : names) sum += p.bits.at(name);
-    return sum / double(names.size());
-  });
-}
 
 void write_report(settings const& s, std::vector<domain> const& domains, std::vector<result> const& results) {
   auto const in_domain = training_domain(domains).name;
@@ -151,9 +76,9 @@ void write_report(settings const& s, std::vector<domain> const& domains, std::ve
           {r.name, results.front().name, name, g ? number(g->mean) : "n/a", std::to_string(g ? g->levels : 0)});
       line["gap"][name] = g ? nlohmann::json(g->mean) : nlohmann::json(nullptr);
     };
-    record("code", code_gap(r, results.front(), domains));
+    record("code", capability_gap(r, results.front(), in_domain, code_domains(domains)));
     for (auto const& d : domains)
-      if (!d.trained_on) record(d.name, capability_gap(r, results.front(), in_domain, d.name));
+      if (!d.trained_on) record(d.name, capability_gap(r, results.front(), in_domain, {d.name}));
     summary += line.dump() + "\n";
   }
   points.write(s.out / "points.csv");

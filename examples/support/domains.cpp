@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -7,15 +8,13 @@
 namespace study {
 
 domain const& training_domain(std::vector<domain> const& domains) {
-  for (auto const& d : domains)
-    if (d.trained_on) return d;
-  throw seqmix::file_error("limited_domain: the text has no domain to train on");
+  return *std::find_if(domains.begin(), domains.end(), [](domain const& d) { return d.trained_on; });
 }
 
 std::vector<domain> load_domains(settings const& s) {
   auto const list = s.text / "domains.json";
   std::ifstream file(list);
-  if (!file) throw seqmix::file_error("limited_domain: cannot open " + list.string() + "; prepare_text writes it");
+  if (!file) throw seqmix::file_error(s.program + ": cannot open " + list.string() + "; prepare_text writes it");
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(file);
@@ -35,10 +34,11 @@ std::vector<domain> load_domains(settings const& s) {
       d.short_windows = seqmix::data::evaluation_windows(d.text.test, s.block, s.short_bytes);
       d.long_windows = seqmix::data::evaluation_windows(d.text.test, s.block, s.long_bytes);
     }
-    training_domain(domains);
+    if (std::none_of(domains.begin(), domains.end(), [](domain const& d) { return d.trained_on; }))
+      throw seqmix::file_error(s.program + ": " + list.string() + " has no domain to train on");
     return domains;
   } catch (nlohmann::json::exception const& e) {
-    throw seqmix::file_error("limited_domain: " + list.string() + " is not a list of domains: " + e.what());
+    throw seqmix::file_error(s.program + ": " + list.string() + " is not a list of domains: " + e.what());
   }
 }
 

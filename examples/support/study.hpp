@@ -11,8 +11,8 @@
 #include <seqmix/data/windows.hpp>
 #include <seqmix/models/arbitrary_selection.hpp>
 
-/// The limited-domain study: every architecture is trained on the same tokens of one domain and measured on that
-/// domain and on others. This file has what the program's parts share.
+/// Studies of base capability: every architecture is trained on the same tokens of one domain and measured on that
+/// domain and on others. This file has what the programs and their parts share.
 namespace study {
 
 using seqmix::index_t;
@@ -27,14 +27,16 @@ struct domain {
 };
 
 struct settings {
+  std::string program;  ///< begins every sentence it says
   std::filesystem::path text, out;
-  std::vector<std::string> architectures;
-  double minutes = 9.5;  ///< training and evaluation of all architectures
-  index_t steps = 0;     ///< 0: from `minutes`
+  std::vector<std::string> architectures;  ///< the first is the reference of the gaps
+  double minutes = 9.5;                    ///< training and evaluation of all architectures
+  index_t steps = 0;                       ///< 0: from `minutes`
   std::uint64_t seed = 1;
   bool resume = false;
   int threads = 1;
   index_t block = 256, batch = 16, chunk = 16;
+  index_t window = 0;  ///< 0: the program has no architecture with a window
   double learning_rate = 2e-3;
   index_t short_bytes = 16384, long_bytes = 131072;  ///< measured per domain at a point, and at the end
 };
@@ -70,11 +72,7 @@ class architecture {
                    result& out) const = 0;
 };
 
-/// Those that are compiled in, in the order of the tables; the first is the reference of the gaps.
-std::vector<std::string> architecture_names();
-std::unique_ptr<architecture> make_architecture(std::string const& name, settings const&);
-
-/// The domain that is trained on.
+/// The domain that is trained on; load_domains makes sure that there is one.
 domain const& training_domain(std::vector<domain> const& domains);
 
 /// Loads the prepared text and cuts its evaluation windows. Throws file_error for text that is missing or too

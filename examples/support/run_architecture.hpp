@@ -11,7 +11,7 @@
 #include "study.hpp"
 #include <seqmix/io/json_lines.hpp>
 #include <seqmix/mixers/visible_tokens.hpp>
-#include <seqmix/models/variants.hpp>
+#include <seqmix/models/language_model.hpp>
 #include <seqmix/train/evaluate.hpp>
 #include <seqmix/train/loop.hpp>
 
