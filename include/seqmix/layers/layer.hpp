@@ -336,7 +336,7 @@ class layer {
   void add_shift(parameter_room& room, index_t d_model) {
     auto const mu = [](initialiser const& i) { return i.value ? i : init::constant(0.5); };
     auto const& s = o_.start;
-    bool const early_raw = gate_.raw_width() > 0 && !late_raw;
+    bool const early_raw = gate_.raw_width() > 0 && !late_raw && !block_raw;  // blocks read the unshifted rows
     std::array<typename shift_room<E.shift>::entry, targets> list{
         {{"z", E.output_gate, mu(s.shift_z)},
          {"value", true, mu(s.shift_value)},

@@ -82,8 +82,8 @@ class projection {
   }
   index_t width() const noexcept { return width_; }
 
-  template <class Device, class T, std::size_t N>
-  void forward(Device dev, T const* base, std::array<view2<T>, N> const& x_rd, view2<same<T>> y_ro,
+  template <class Device, class T, class X, std::size_t N>
+  void forward(Device dev, T const* base, std::array<view2<X>, N> const& x_rd, view2<same<T>> y_ro,
                arena& ws) const {
     for (auto const& p : parts_)
       kernels::linear_forward(dev, view2<T const>(x_rd[p.input]), p.w.of(base), y_ro.slice(1, p.column, p.w.rows),
@@ -91,12 +91,12 @@ class projection {
     for (auto const& b : biases_) b.bias.add(dev, base, y_ro.slice(1, b.column, b.columns));
   }
   template <class Device, class T>
-  void forward(Device dev, T const* base, view2<T> x_rd, view2<same<T>> y_ro, arena& ws) const {
+  void forward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T>> y_ro, arena& ws) const {
     forward(dev, base, std::array{x_rd}, y_ro, ws);
   }
-  /// dx is written (zeros where no weight reads an input), weights are added to.
-  template <class Device, class T, std::size_t N>
-  void backward(Device dev, T const* base, std::array<view2<T>, N> const& x_rd, view2<same<T> const> dy_ro,
+  /// dx is written where a weight reads its input, weights are added to.
+  template <class Device, class T, class X, std::size_t N>
+  void backward(Device dev, T const* base, std::array<view2<X>, N> const& x_rd, view2<same<T> const> dy_ro,
                 std::array<view2<T>, N> const& dx_rd, same<T>* d_base, arena& ws) const {
     std::array<bool, N> add{};
     for (auto const& p : parts_) {
@@ -108,9 +108,9 @@ class projection {
     for (auto const& b : biases_) b.bias.backward(dev, dy_ro.slice(1, b.column, b.columns), d_base, ws);
   }
   template <class Device, class T>
-  void backward(Device dev, T const* base, view2<T> x_rd, view2<same<T> const> dy_ro, view2<same<T>> dx_rd,
-                same<T>* d_base, arena& ws) const {
-    backward(dev, base, std::array{x_rd}, dy_ro, std::array{dx_rd}, d_base, ws);
+  void backward(Device dev, T const* base, view2<same<T> const> x_rd, view2<same<T> const> dy_ro,
+                view2<same<T>> dx_rd, same<T>* d_base, arena& ws) const {
+    backward(dev, base, std::array{x_rd}, dy_ro, std::array<view2<T>, 1>{dx_rd}, d_base, ws);
   }
 
  private:
