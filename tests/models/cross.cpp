@@ -15,11 +15,13 @@ namespace {
 
 using namespace seqmix;
 
+// [doc:grid]
 using some_states = type_list<states::history, states::outer_product, states::delta_rule>;
 using some_gates = type_list<gates::none, gates::log_sigmoid, gates::mamba2, gates::gla>;
 using some_selectors = type_list<selectors::softmax, selectors::window, selectors::top1_element<>,
                                  selectors::top1_chunk<>, selectors::linear>;
-using grid = cross<some_states, some_gates, some_selectors>;
+using grid = cross<some_states, some_gates, some_selectors>;  // 23 of 60 cells
+// [/doc:grid]
 
 // Of 60 cells: a history takes every selector under none and two gates per head, a matrix linear weights alone,
 // the delta rule alike.
@@ -62,7 +64,9 @@ static_assert(why<states::elementwise, gates::none, selectors::top1<>> == misfit
 using linear_window = seqmix::select<selectors::window, selectors::linear>;
 static_assert(why<states::delta_rule, gates::none, linear_window> == misfit::part_of_a_matrix);
 static_assert(pairs_v<states::history, gates::none, linear_window>);
-static_assert(why<states::history, gates::gla, selectors::softmax> == misfit::channel_bias);
+// [doc:why]
+static_assert(misfit_of<states::history, gates::gla, selectors::softmax> == misfit::channel_bias);
+// [/doc:why]
 static_assert(why<states::history, gates::mamba1, selectors::linear> == misfit::channel_bias);
 static_assert(why<states::history, gates::log_sigmoid, selectors::compressed> == misfit::bias_on_a_mean);
 static_assert(pairs_v<states::history, gates::none, selectors::compressed>);
@@ -73,8 +77,10 @@ static_assert(why<states::mlstm, gates::mamba2, selectors::linear> == misfit::pl
 static_assert(pairs_v<states::delta_rule, gates::mamba2, selectors::linear>);  // the write scale is the value's
 
 // A decay is data-dependent, constant or absent, each a cell of its own.
+// [doc:decay]
 using decays = cross<type_list<states::outer_product>, decay_ablation<gates::mamba2>, type_list<selectors::linear>>;
 static_assert(decays::size == 3);
+// [/doc:decay]
 static_assert(cell_name<cell_at<decays, 1>> == "outer_product-constant_form_mamba2-linear");
 static_assert(cell_name<cell_at<decays, 2>> == "outer_product-without_decay_mamba2-linear");
 static_assert(cell_at<decays, 1>::gate_type::spec.constant() && !cell_at<decays, 2>::gate_type::spec.decays);
@@ -86,8 +92,10 @@ static_assert(
 static_assert(cross<type_list<>, type_list<gates::none>, type_list<selectors::softmax>>::size == 0);
 
 // A cell is the mixer that its policies make.
+// [doc:at]
 static_assert(std::is_same_v<cell_at<grid, find_cell<grid>("history-log_sigmoid-top1_chunk")>,
                              attention<selectors::top1_chunk<>, gates::log_sigmoid>>);
+// [/doc:at]
 static_assert(std::is_same_v<cell_at<grid, find_cell<grid>("delta_rule-gla-linear")>,
                              recurrence<states::delta_rule, gates::gla>>);
 static_assert(find_cell<grid>("delta_rule-gla-softmax") == grid::size);

@@ -35,5 +35,8 @@ DOCTEST_TEST_CASE("a model of minLSTM layers has the gradients of both oracles, 
 }
 
 DOCTEST_TEST_CASE("a model of Griffin's recurrent blocks has the gradients of both oracles, and the laws hold") {
-  check<variants::rg_lru>(variants::rg_lru_options(12, 3));
+  // With larger gates the root's bounded slope acts, which no difference sees.
+  auto o = variants::rg_lru_options(12, 3);
+  o.start.up = init::normal_fan_in(0.01);
+  check<variants::rg_lru>(o);
 }

@@ -1,12 +1,13 @@
 #pragma once
 
-#include <seqmix/kernels/cpu/block_diagonal.hpp>
 #include <seqmix/kernels/cpu/convolution.hpp>
 #include <seqmix/kernels/cpu/own_token.hpp>
 #include <seqmix/layers/address_room.hpp>
 #include <seqmix/layers/extras.hpp>
 #include <seqmix/layers/first_value_room.hpp>
+#include <seqmix/layers/gate_feed.hpp>
 #include <seqmix/layers/gate_room.hpp>
+#include <seqmix/layers/made_keys.hpp>
 #include <seqmix/layers/normaliser.hpp>
 #include <seqmix/layers/output_room.hpp>
 #include <seqmix/layers/removal_room.hpp>
@@ -39,8 +40,7 @@ class layer {
   }();
   static constexpr bool projects_keys = keyed && E.keys == key_source::projected;
   static constexpr bool late_keys = E.keys_from == feed_source::convolved;
-  static constexpr bool table_keys = E.keys == key_source::random_positions || E.keys == key_source::random_head ||
-                                     E.keys == key_source::trained_positions;
+  static constexpr bool makes_keys = keyed && !projects_keys;
   static constexpr bool late_raw = gate_policy::spec.source == feed_source::convolved;
   static constexpr bool low_rank_raw = gate_policy::spec.from == feed::low_rank;
   static constexpr bool block_raw = gate_policy::spec.from == feed::block_diagonal;
@@ -124,7 +124,8 @@ class layer {
     if constexpr (maps_queries)
       query_map_ =
           query_map_type(mixer_room, "query", o_.query_heads * key_width_, o_.feature_order, o_.qk_norm_eps);
-    if constexpr (table_keys) add_key_table(mixer_room);
+    if constexpr (makes_keys)
+      made_keys_ = made_keys<E.keys>(mixer_room, o_.key_heads, key_width_, o_.key_positions);
     if constexpr (E.skip) skip_ = mixer_room.vector("skip", o_.heads, init::constant(1.0));
     if constexpr (has_bonus) bonus_ = mixer_room.vector("bonus", o_.heads * key_width_, o_.start.bonus);
     if constexpr (E.sink) sink_ = mixer_room.vector("sink", o_.heads, init::constant(0.0));
@@ -388,13 +389,8 @@ class layer {
       from_values_.add(room, "query", o_.query_heads * K, value_width(), or_in(s.query));
       q_ = take(o_.query_heads * K);
     }
-    if constexpr (low_rank_raw) {
-      raw_up_ = low_rank(room, "gate.raw.up", gate_.raw_width(), o_.gate_rank, gate_type::spec.inside, false,
-                         or_in(s.up));
-      raw_ = take(gate_.raw_width());
-    }
-    if constexpr (block_raw) {
-      raw_blocks_ = room.matrix("gate.raw", gate_.raw_width(), source / o_.gate_blocks, or_in(s.up));
+    if constexpr (low_rank_raw || block_raw) {
+      raw_feed_ = gate_feed<gate_type>(room, gate_.raw_width(), source, o_.gate_rank, o_.gate_blocks, or_in(s.up));
       raw_ = take(gate_.raw_width());
     }
     if constexpr (low_rank_z) {
@@ -409,11 +405,6 @@ class layer {
       first_value_ = first_value_room(room, value_width(), o_.first_value_rank, or_in(s.up), first);
       first_value_mix_ = take(first ? 0 : value_width());
     }
-  }
-  void add_key_table(parameter_room& room) {
-    index_t const rows = E.keys == key_source::random_head ? 1 : o_.key_positions;
-    key_table_ = room.table("key_table", rows, o_.key_heads * key_width_, init::normal(1.0),
-                            E.keys == key_source::trained_positions);
   }
 
   // Sizes.
@@ -553,34 +544,16 @@ class layer {
     if (from_values_.width() > 0)
       from_values_.forward(run.device, run.parameters, joined(plain_values(keep)),
                            columns(late_, from_values_.width()), ws);
-    if constexpr (low_rank_raw)
-      raw_up_.forward(run.device, run.parameters, columns(raw_down_, o_.gate_rank), raw(keep.p_rc), ws);
-    if constexpr (block_raw)
-      each_raw_block([&](index_t i) {
-        kernels::block_diagonal_forward(run.device, raw_source(view2<T>(n_rd), keep), raw_block(run.parameters, i),
-                                        raw_columns(keep.p_rc, i), false, ws);
-      });
+    if constexpr (low_rank_raw || block_raw)
+      raw_feed_.forward(run.device, run.parameters, raw_source(n_rd, keep), raw(keep.p_rc), ws);
     if constexpr (low_rank_z)
       z_up_.forward(run.device, run.parameters, columns(z_down_, o_.output_gate_rank), gate_z(keep.p_rc), ws);
   }
+  /// What the gate's feed reads: low-rank columns, or the rows that its blocks take.
   template <class T>
   view2<T const> raw_source(view2<T> n_rd, saved<T> const& keep) const {
+    if constexpr (low_rank_raw) return keep.p_rc.slice(1, raw_down_, o_.gate_rank);
     return late_raw ? view2<T const>(joined(plain_values(keep))) : view2<T const>(n_rd);
-  }
-  template <class F>
-  void each_raw_block(F const& f) const {
-    for (index_t i = 0; i < gate_type::spec.raws; ++i) f(i);
-  }
-  template <class T>
-  view2<T> raw_columns(view2<T> p_rc, index_t i) const {
-    index_t const width = gate_.raw_width() / (std::max)(1, gate_type::spec.raws);
-    return p_rc.slice(1, raw_ + i * width, width);
-  }
-  /// Blocks [B,O,I] of raw value i.
-  template <class T>
-  view3<T> raw_block(T* base, index_t i) const {
-    index_t const rows = raw_blocks_.rows / (std::max)(1, gate_type::spec.raws), per = rows / o_.gate_blocks;
-    return {raw_blocks_.data(base) + i * rows * raw_blocks_.columns, {o_.gate_blocks, per, raw_blocks_.columns}};
   }
   template <class Device, class T>
   void map_forward(pass<Device, T> const& run, saved<T> const& keep, arena& ws) const {
@@ -600,17 +573,7 @@ class layer {
                        keep.p_rc.slice(1, rate_, o_.heads * key_width_), keep.removal, ws);
     else if constexpr (maps_keys && projects_keys)
       key_map_.forward(dev, run.parameters, plain_keys(keep), keep.k_rhk, keep.k_norm, ws);
-    if constexpr (E.keys == key_source::one_minus_decay)
-      each_key(run, [&](index_t r, index_t h, index_t k) {
-        keep.k_rhk(r, h, k) = one_minus_exp(keep.gate.g_rhk(r, h, k));
-      });
-    if constexpr (table_keys) {
-      check_positions(run);
-      auto const table = key_table_.of(run.parameters);
-      each_key(run, [&](index_t r, index_t h, index_t k) {
-        keep.k_rhk(r, h, k) = table(table_row(run, r), h * key_width_ + k);
-      });
-    }
+    if constexpr (makes_keys) made_keys_.forward(run, view3<T const>(keep.gate.g_rhk), keep.k_rhk);
     if constexpr (maps_queries)
       query_map_.forward(dev, run.parameters, plain_queries(keep), keep.q_rhk, keep.q_norm, ws);
     if constexpr (maps_values) map_values(run, keep, ws);
@@ -628,30 +591,6 @@ class layer {
   }
   index_t first_rank() const noexcept {
     return first_value_mix_ < width_ && E.first_value ? o_.first_value_rank : 0;
-  }
-  template <class Device, class T, class F>
-  void each_key(pass<Device, T> const& run, F const& f) const {
-    kernels::detail::for_row_blocks(run.device, run.rows(), [&](index_t, index_t begin, index_t end) {
-      for (index_t r = begin; r < end; ++r)
-        for (index_t h = 0; h < o_.key_heads; ++h)
-          for (index_t k = 0; k < key_width_; ++k) f(r, h, k);
-    });
-  }
-  template <class Device, class T>
-  index_t table_row(pass<Device, T> const& run, index_t r) const {
-    if (E.keys == key_source::random_head) return 0;
-    index_t const n = run.seq.holder(r);
-    return r - run.seq.begin(n) + (run.position ? run.position[n] : 0);
-  }
-  template <class Device, class T>
-  void check_positions(pass<Device, T> const& run) const {
-    if (E.keys == key_source::random_head || run.device.dry) return;
-    for (index_t n = 0; n < run.seq.count(); ++n) {
-      index_t const end = run.seq.length(n) + (run.position ? run.position[n] : 0);
-      if (end > o_.key_positions)
-        throw shape_error("seqmix: layer: sequence " + std::to_string(n) + " reaches position " +
-                          std::to_string(end) + ", the table of keys has " + std::to_string(o_.key_positions));
-    }
   }
   template <class Device, class T>
   void rotate(pass<Device, T> const& run, view3<T> k_rhk, view3<T> q_rhk, double direction, arena& ws) const {
@@ -785,12 +724,8 @@ class layer {
                         d.p_rc.slice(1, rate_down_, o_.rate_rank), d_base, ws);
     else if constexpr (maps_keys && projects_keys)
       key_map_.backward(dev, run.parameters, plain_keys(keep), keep.k_norm, d.k_rhk, plain_keys(d), d_base, ws);
-    if constexpr (E.keys == key_source::one_minus_decay)
-      each_key(run, [&](index_t r, index_t h, index_t k) {
-        T const g = keep.gate.g_rhk(r, h, k);
-        d.gate.g_rhk(r, h, k) -= d.k_rhk(r, h, k) * exp(g);
-      });
-    if constexpr (E.keys == key_source::trained_positions) table_backward(run, d, d_base);
+    if constexpr (makes_keys)
+      made_keys_.backward(run, view3<T const>(keep.gate.g_rhk), d.k_rhk, d.gate.g_rhk, d_base);
     if constexpr (maps_queries)
       query_map_.backward(dev, run.parameters, plain_queries(keep), keep.q_norm, d.q_rhk, plain_queries(d), d_base,
                           ws);
@@ -807,15 +742,6 @@ class layer {
                                    joined(plain_values(d)), false);
     }
   }
-  /// Rows in order, so that the sums have one order.
-  template <class Device, class T>
-  void table_backward(pass<Device, T> const& run, derivatives<T> const& d, T* d_base) const {
-    auto const table = key_table_.of(d_base);
-    for (index_t r = 0; !run.device.dry && r < run.rows(); ++r)
-      for (index_t h = 0; h < o_.key_heads; ++h)
-        for (index_t k = 0; k < key_width_; ++k) table(table_row(run, r), h * key_width_ + k) += d.k_rhk(r, h, k);
-  }
-
   /// Through the projections of convolved values and the second halves of low-rank ones; dn is written where a
   /// block-diagonal feed reads the input.
   template <class Device, class T>
@@ -827,15 +753,11 @@ class layer {
       z_up_.backward(run.device, run.parameters, columns(keep.p_rc, z_down_, o_.output_gate_rank), gate_z(d.p_rc),
                      columns(d.p_rc, z_down_, o_.output_gate_rank), d_base, ws);
     if constexpr (low_rank_raw)
-      raw_up_.backward(run.device, run.parameters, columns(keep.p_rc, raw_down_, o_.gate_rank), raw(d.p_rc),
-                       columns(d.p_rc, raw_down_, o_.gate_rank), d_base, ws);
+      raw_feed_.backward(run.device, run.parameters, raw_source(n_rd, keep), raw(d.p_rc),
+                         columns(d.p_rc, raw_down_, o_.gate_rank), false, d_base, ws);
     if constexpr (block_raw)
-      each_raw_block([&](index_t i) {
-        auto const dy = view2<T const>(raw_columns(d.p_rc, i));
-        kernels::block_diagonal_backward_weight(run.device, dy, raw_source(n_rd, keep), raw_block(d_base, i), ws);
-        kernels::block_diagonal_backward_input(run.device, dy, raw_block(run.parameters, i),
-                                               late_raw ? joined(plain_values(d)) : dn_rd, late_raw || i > 0, ws);
-      });
+      raw_feed_.backward(run.device, run.parameters, raw_source(n_rd, keep), raw(d.p_rc),
+                         late_raw ? joined(plain_values(d)) : dn_rd, late_raw, d_base, ws);
     if (from_values_.width() > 0) {
       auto const d_values = ws.take_view<T, 2>({run.rows(), value_width()});
       from_values_.backward(run.device, run.parameters, joined(plain_values(keep)),
@@ -864,7 +786,9 @@ class layer {
   shift_room<E.shift> shift_;
   projection in_, from_values_;
   gate_room<gate_type> gate_;
-  low_rank raw_up_, z_up_;
+  gate_feed<gate_type> raw_feed_;
+  low_rank z_up_;
+  made_keys<E.keys> made_keys_;
   removal_room removal_;
   first_value_room first_value_;
   key_map_type key_map_;
@@ -873,7 +797,7 @@ class layer {
   index_t width_ = 0, key_width_ = 1, late_ = 0;
   index_t z_ = 0, v_ = 0, k_ = 0, q_ = 0, raw_ = 0, beta_ = 0, mix_ = 0, rate_ = 0, first_value_mix_ = 0;
   index_t z_down_ = 0, raw_down_ = 0, rate_down_ = 0, first_down_ = 0;
-  weight taps_, conv_bias_, raw_blocks_, key_table_, skip_, bonus_, sink_, out_;
+  weight taps_, conv_bias_, skip_, bonus_, sink_, out_;
   column_bias out_bias_;
 };
 
