@@ -12,4 +12,5 @@ configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/seqmixConfig.cmake.in" 
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/seqmixConfigVersion.cmake"
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/seqmixConfig.cmake" "${PROJECT_BINARY_DIR}/seqmixConfigVersion.cmake"
+              "${CMAKE_CURRENT_LIST_DIR}/precompiled.cmake"
         DESTINATION "${seqmix_package_dir}")

@@ -83,13 +83,13 @@ std::string data_of(std::vector<domain> const& domains, std::vector<row> const& 
       text += number(p.bits.at(in_domain)) + " " + number(mean_bits(p.bits, others)) + "\n";
     text += "\n\n";
   }
-  for (auto const& r : rows)
-    text += number(r.in) + " " + number(r.out) + " \"" + r.cell.name + "\" " +
-            (r.cell.selects_arbitrarily ? "1" : "0") + "\n";
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    text += number(rows[i].in) + " " + number(rows[i].out) + " " + std::to_string(i + 1) + " " +
+            (rows[i].cell.selects_arbitrarily ? "1" : "0") + "\n";
   return text;
 }
 
-/// Left the way along training, right where each cell ended, black those that select arbitrarily.
+/// Left the way along training, right where each cell ended, by its number, black those that select arbitrarily.
 std::string script_of(std::vector<row> const& rows, std::string const& in_domain) {
   constexpr char const* colours[] = {"#000000", "#d62728", "#1f77b4", "#2ca02c", "#ff7f0e",
                                      "#9467bd", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22"};
@@ -103,14 +103,14 @@ std::string script_of(std::vector<row> const& rows, std::string const& in_domain
     for (std::size_t i = 0; i < rows.size(); ++i)
       text += std::string(i > 0 ? ", " : "") + "'plot.dat' index " + std::to_string(i) +
               " using 1:2 with linespoints lw 1.5 ps 0.6 pt " + std::to_string(4 + i % 11) + " lc rgb '" +
-              colours[i % 10] + "' title \"" + rows[i].cell.name + "\" noenhanced";
+              colours[i % 10] + "' title \"" + std::to_string(i + 1) + "  " + rows[i].cell.name + "\" noenhanced";
     auto const last = "'plot.dat' index " + std::to_string(rows.size());
     text +=
         "\nset title 'after equal tokens (black: selects arbitrarily)'\nunset key\nset offsets graph 0.15, graph "
         "0.25, graph 0.05, graph 0.05\nplot " +
         last + " using 1:($4==1?$2:NaN) with points pt 7 lc rgb 'black', " + last +
         " using 1:($4==0?$2:NaN) with points pt 6 lc rgb '#1f77b4', " + last +
-        " using 1:2:3 with labels left offset 0.7,0 font ',7' noenhanced\nunset multiplot\nunset output\n"
+        " using 1:2:3 with labels left offset 0.6,0.3 font ',9'\nunset multiplot\nunset output\n"
         "unset offsets\n";
   }
   return text;
