@@ -37,14 +37,6 @@ struct mamba1 {
     T const z = raw[0] + p[dt_bias];
     return {detail::softplus_rate<T>(p[a_log], z), softplus(z)};
   }
-  template <class T>
-  static void pullback(std::array<T, 1> const& raw, std::array<T, 2> const& p, T d_log_decay, T d_write,
-                       std::array<T, 1>& d_raw, std::array<T, 2>& d_p) noexcept {
-    T const z = raw[0] + p[dt_bias];
-    auto const slope = detail::slopes_of_softplus_rate(p[a_log], z);
-    d_p[a_log] = d_log_decay * slope.a_log;
-    d_p[dt_bias] = d_raw[0] = d_log_decay * slope.z + d_write * sigmoid(z);
-  }
 };
 static_assert(gate<mamba1>);
 
