@@ -8,6 +8,7 @@
 #include <seqmix/concepts/state.hpp>
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/sequences.hpp>
+#include <seqmix/tensor/storage.hpp>
 
 namespace seqmix::inline v0 {
 
@@ -26,29 +27,34 @@ struct mixer_shape {
 };
 
 /// What a mixer reads, rows R = batch x time or packed. g <= 0 are log-decays [R,Hg,1|K], row stride 0 when
-/// constant. With `rate` [Hg,K] >= 0 the log-decay of key channel k is the bounded g rate_k and g is [R,Hg,1].
+/// constant. Activations are stored as T; decays, strengths and parameters in the type sums are kept in (float where
+/// T has sixteen bits, else T). With `rate` [Hg,K] >= 0 the log-decay of key channel k is the bounded g rate_k and g is [R,Hg,1].
 template <class T>
 struct mixer_input {
-  view3<T const> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view2<T const> write_rh{};        ///< scales what is written; empty: 1
-  view2<T const> beta_rh{};         ///< the delta rule's strength [R,Hg]; empty: 1
+  using number = accumulator_t<T>;
+  view3<T const> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<number const> g_rhk{};
+  view2<number const> write_rh{};   ///< scales what is written; empty: 1
+  view2<number const> beta_rh{};    ///< the delta rule's strength [R,Hg]; empty: 1
   view3<T const> a_rhk{}, b_rhk{};  ///< of states that read them [R,Hk,K]
-  view2<T const> rate_hk{};         ///< empty: 1
+  view2<number const> rate_hk{};    ///< empty: 1
   /// Of stabilised states that are read before they are written: joins the own token's log-weight [H,K].
-  view2<T const> bonus_hk{};
-  view<T const, 1> sink_h{};  ///< of softmax: e^sink joins the denominator [H]; empty: nothing does
-  view3<T const> mix_rhn{};   ///< of gated sums: the weight of each member's output [R,H,members]
+  view2<number const> bonus_hk{};
+  view<number const, 1> sink_h{};  ///< of softmax: e^sink joins the denominator [H]; empty: nothing does
+  view3<number const> mix_rhn{};   ///< of gated sums: the weight of each member's output [R,H,members]
 };
 
 /// Where the derivatives of a mixer's input go; written, not added.
 template <class T>
 struct mixer_gradient {
-  view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view2<T> write_rh{}, beta_rh{};
+  using number = accumulator_t<T>;
+  view3<T> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<number> g_rhk{};
+  view2<number> write_rh{}, beta_rh{};
   view3<T> a_rhk{}, b_rhk{};
-  view2<T> rate_hk{}, bonus_hk{};
-  view<T, 1> sink_h{};
-  view3<T> mix_rhn{};
+  view2<number> rate_hk{}, bonus_hk{};
+  view<number, 1> sink_h{};
+  view3<number> mix_rhn{};
 };
 
 namespace mixer_detail {

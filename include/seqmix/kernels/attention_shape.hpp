@@ -4,6 +4,7 @@
 
 #include <seqmix/concepts/selector.hpp>
 #include <seqmix/tensor/sequences.hpp>
+#include <seqmix/tensor/storage.hpp>
 
 namespace seqmix::inline v0 {
 
@@ -24,11 +25,13 @@ struct attention_shape {
 /// `past_*`.
 template <class T>
 struct attention_input {
+  using number = accumulator_t<T>;
   view3<T const> q_rhk{}, k_rhk{}, v_rhv{};
-  view3<T const> g_rhk{};
-  view4<T const> past_k_nlhk{}, past_v_nlhv{}, past_g_nlhk{};  ///< capacity on axis L; the oldest token first
+  view3<number const> g_rhk{};
+  view4<T const> past_k_nlhk{}, past_v_nlhv{};  ///< capacity on axis L; the oldest token first
+  view4<number const> past_g_nlhk{};
   index_t const* past_length = nullptr;                        ///< [N] tokens held, nullptr: none
-  view1<T const> sink_h{};  ///< e^sink joins the denominator of every row [H]; empty: nothing does
+  view1<number const> sink_h{};  ///< e^sink joins the denominator of every row [H]; empty: nothing does
   bool queries_alone = false;
   index_t const* position = nullptr;  ///< [N]
 
@@ -39,9 +42,12 @@ struct attention_input {
 /// wanted, the others may be empty.
 template <class T>
 struct attention_gradient {
-  view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view4<T> past_k_nlhk{}, past_v_nlhv{}, past_g_nlhk{};
-  view1<T> sink_h{};
+  using number = accumulator_t<T>;
+  view3<T> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<number> g_rhk{};
+  view4<T> past_k_nlhk{}, past_v_nlhv{};
+  view4<number> past_g_nlhk{};
+  view1<number> sink_h{};
 };
 
 /// What a test or a probe may look at; every view may be empty.

@@ -3,6 +3,7 @@
 #include <seqmix/concepts/state.hpp>
 #include <seqmix/tensor/formulas.hpp>
 #include <seqmix/tensor/sequences.hpp>
+#include <seqmix/tensor/storage.hpp>
 
 namespace seqmix::inline v0 {
 
@@ -30,11 +31,13 @@ struct recurrence_shape {
 /// addresses have K = 1 and take q and k empty: both are 1.
 template <class T>
 struct recurrence_input {
-  view3<T const> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view2<T const> write_rh{}, beta_rh{};
-  view4<T const> initial_nhkv{};
+  using number = accumulator_t<T>;
+  view3<T const> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<number const> g_rhk{};
+  view2<number const> write_rh{}, beta_rh{};
+  view4<number const> initial_nhkv{};
   view3<T const> a_rhk{}, b_rhk{};
-  view2<T const> rate_hk{};
+  view2<number const> rate_hk{};
 
   /// Whether every key channel has a decay of its own.
   bool decays_per_channel() const noexcept { return rate_hk.data != nullptr || (g_rhk && g_rhk.extent[2] > 1); }
@@ -44,11 +47,13 @@ struct recurrence_input {
 /// wanted (q and k where they are read), the others may be empty.
 template <class T>
 struct recurrence_gradient {
-  view3<T> q_rhk{}, k_rhk{}, v_rhv{}, g_rhk{};
-  view2<T> write_rh{}, beta_rh{};
-  view4<T> initial_nhkv{};
+  using number = accumulator_t<T>;
+  view3<T> q_rhk{}, k_rhk{}, v_rhv{};
+  view3<number> g_rhk{};
+  view2<number> write_rh{}, beta_rh{};
+  view4<number> initial_nhkv{};
   view3<T> a_rhk{}, b_rhk{};
-  view2<T> rate_hk{};
+  view2<number> rate_hk{};
 };
 
 /// The log-decay of key channel k in row r for gate head hg, for any scalar.

@@ -61,9 +61,16 @@ struct reference {
   static constexpr bool dry = false;
 };
 
-/// The stream is opaque here so that the type is the same in host and device code.
+/// The kernels of kernels/cuda: views, states and the arena lie in device memory, `sequences` and shapes are read
+/// on the host. Nothing synchronises: work is put on `stream`, a cudaStream_t, opaque here so that no CUDA header
+/// is needed. Run-to-run deterministic: no floating-point atomics.
 struct cuda {
+  /// What is saved for a backward has no padding on a device.
+  using isa = instruction_set<4, 255, 1U << 16>;
   void* stream = nullptr;
+  /// A copy of packed sequences' offsets [N+1] in device memory; not read for batches of equal lengths.
+  std::ptrdiff_t const* offsets = nullptr;
+  bool dry = false;  ///< launches nothing: with a measuring arena, a dry run plans the memory of a real one
 };
 
 }  // namespace device
@@ -72,5 +79,10 @@ template <class D>
 inline constexpr bool is_cpu = false;
 template <class Isa, class Threads>
 inline constexpr bool is_cpu<device::basic_cpu<Isa, Threads>> = true;
+
+template <class D>
+inline constexpr bool is_cuda = false;
+template <>
+inline constexpr bool is_cuda<device::cuda> = true;
 
 }  // namespace seqmix::inline v0

@@ -25,6 +25,11 @@ struct file_error : error {
   using error::error;
 };
 
+/// A device refuses a launch or has failed before.
+struct device_error : error {
+  using error::error;
+};
+
 /// An option of a program or an architecture is unknown or contradicts another one.
 struct option_error : error {
   using error::error;

@@ -13,8 +13,8 @@ namespace seqmix::inline v0 {
 /// Philox 4x32-10, a counter-based generator: the bits are a pure function of (counter, key), so they do not depend
 /// on threads, order or device. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3"
 /// (SC 2011), section 5.4.
-SEQMIX_HD constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                                            std::array<std::uint32_t, 2> key) noexcept {
+constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                                  std::array<std::uint32_t, 2> key) noexcept {
   for (int round = 0; round < 10; ++round) {
     auto const p0 = std::uint64_t(0xD2511F53u) * counter[0];
     auto const p1 = std::uint64_t(0xCD9E8D57u) * counter[2];

@@ -30,6 +30,8 @@ class sequences {
     return sequences(index_t(offsets.size()) - 1, 0, offsets.data());
   }
 
+  /// Equal lengths, so that no offsets are needed.
+  bool is_batch() const noexcept { return offsets_ == nullptr; }
   index_t count() const noexcept { return count_; }
   index_t rows() const noexcept { return begin(count_); }
   index_t begin(index_t n) const noexcept { return offsets_ ? offsets_[n] : n * length_; }

@@ -7,13 +7,6 @@
 
 #include <seqmix/tensor/error.hpp>
 
-/// Marks functions that also run on a device; empty for a host compiler.
-#if defined(__CUDACC__)
-#define SEQMIX_HD __host__ __device__
-#else
-#define SEQMIX_HD
-#endif
-
 namespace seqmix::inline v0 {
 
 using index_t = std::ptrdiff_t;
@@ -31,11 +24,10 @@ struct view {
   std::array<index_t, Rank> stride{};
 
   view() = default;
-  SEQMIX_HD constexpr view(T* p, std::array<index_t, Rank> e, std::array<index_t, Rank> s)
-      : data(p), extent(e), stride(s) {}
+  constexpr view(T* p, std::array<index_t, Rank> e, std::array<index_t, Rank> s) : data(p), extent(e), stride(s) {}
 
   /// Row-major and dense.
-  SEQMIX_HD constexpr view(T* p, std::array<index_t, Rank> e) : data(p), extent(e) {
+  constexpr view(T* p, std::array<index_t, Rank> e) : data(p), extent(e) {
     index_t step = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
       stride[axis] = step;
@@ -43,31 +35,29 @@ struct view {
     }
   }
 
-  SEQMIX_HD constexpr operator view<T const, Rank>() const requires(!std::is_const_v<T>) {
-    return {data, extent, stride};
-  }
+  constexpr operator view<T const, Rank>() const requires(!std::is_const_v<T>) { return {data, extent, stride}; }
 
   template <class... Index>
-  requires(sizeof...(Index) == Rank) SEQMIX_HD constexpr T& operator()(Index... index) const noexcept {
+  requires(sizeof...(Index) == Rank) constexpr T& operator()(Index... index) const noexcept {
     return data[offset(index_t(index)...)];
   }
 
   /// The address of the element whose leading indices are given and whose others are 0.
   template <class... Index>
-  requires(sizeof...(Index) <= Rank) SEQMIX_HD constexpr T* at(Index... index) const noexcept {
+  requires(sizeof...(Index) <= Rank) constexpr T* at(Index... index) const noexcept {
     return data + offset(index_t(index)...);
   }
 
-  SEQMIX_HD constexpr explicit operator bool() const noexcept { return data != nullptr; }
+  constexpr explicit operator bool() const noexcept { return data != nullptr; }
 
-  SEQMIX_HD constexpr index_t size() const noexcept {
+  constexpr index_t size() const noexcept {
     index_t n = 1;
     for (auto e : extent) n *= e;
     return n;
   }
 
   /// [begin, begin + count) of one axis.
-  SEQMIX_HD constexpr view slice(int axis, index_t begin, index_t count) const noexcept {
+  constexpr view slice(int axis, index_t begin, index_t count) const noexcept {
     auto part = *this;
     part.data += begin * stride[std::size_t(axis)];
     part.extent[std::size_t(axis)] = count;
@@ -75,13 +65,11 @@ struct view {
   }
 
   /// True when neighbours of the last axis are neighbours in memory, which the fast kernels ask for.
-  SEQMIX_HD constexpr bool unit_inner_stride() const noexcept {
-    return extent[Rank - 1] <= 1 || stride[Rank - 1] == 1;
-  }
+  constexpr bool unit_inner_stride() const noexcept { return extent[Rank - 1] <= 1 || stride[Rank - 1] == 1; }
 
  private:
   template <class... Index>
-  SEQMIX_HD constexpr index_t offset(Index... index) const noexcept {
+  constexpr index_t offset(Index... index) const noexcept {
     index_t at = 0;
     std::size_t axis = 0;
     ((at += index * stride[axis++]), ...);
@@ -104,7 +92,7 @@ using same = std::type_identity_t<T>;
 
 /// [R, H*C] seen as [R,H,C], keeping the row stride: a slice of a projection becomes heads without a copy.
 template <class T>
-SEQMIX_HD constexpr view3<T> as_heads(view2<T> x_rc, index_t heads, index_t channels) noexcept {
+constexpr view3<T> as_heads(view2<T> x_rc, index_t heads, index_t channels) noexcept {
   return {x_rc.data, {x_rc.extent[0], heads, channels}, {x_rc.stride[0], channels, 1}};
 }
 

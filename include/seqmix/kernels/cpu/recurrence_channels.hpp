@@ -64,7 +64,8 @@ class channel_heads {
       copy_rows(saved_state(saved, base + c), cut_.lanes, K_, cut_.lanes, m_.S, L_);
       load_chunk(c * s_.chunk);
       for (index_t t = 0; t < count_; ++t) read_channels(d_o_rhv, s_.heads, first_ + at_ + t, m_.dout + t * L_);
-      for (T* p : {m_.dv, m_.dg}) std::fill_n(p, count_ * L_, T(0));
+      std::fill_n(m_.dv, count_ * L_, T(0));
+      std::fill_n(m_.dg, count_ * L_, T(0));
       with_source(
           [&](auto source) { for_keys([&](index_t k, auto keys) { keys_backward<source(), keys()>(k, d); }); });
       write_chunk(d);
@@ -314,8 +315,10 @@ class channel_heads {
 
   template <key_source Source, int N>
   void keys_backward(index_t first, channel_gradient<T> const& d) {
-    if constexpr (Source == key_source::shared)
-      for (T* p : {m_.dq, m_.dk}) std::fill_n(p, count_ * N * w, T(0));
+    if constexpr (Source == key_source::shared) {
+      std::fill_n(m_.dq, count_ * N * w, T(0));
+      std::fill_n(m_.dk, count_ * N * w, T(0));
+    }
     for (index_t l = 0; l < width_; l += w) {
       if constexpr (Source == key_source::own) load_own_keys(l, first, N);
       auto const a = load_factors(l, first, N);

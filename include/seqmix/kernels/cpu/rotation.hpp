@@ -46,7 +46,7 @@ SEQMIX_INLINE simd::vec<Isa, T> within_a_turn(simd::vec<Isa, T> const& angle) no
 /// Lanes 0, 2, 4, ... of a and b one after the other; `Odd`: 1, 3, 5, ...
 template <bool Odd, class V, std::size_t... I>
 SEQMIX_INLINE V every_second(V const& a, V const& b, std::index_sequence<I...>) noexcept {
-  return __builtin_shufflevector(a, b, int(2 * I + (Odd ? 1 : 0))...);
+  return simd::shuffle<int(2 * I + (Odd ? 1 : 0))...>(a, b);
 }
 
 /// One head of one token: S pairs that turn by `theta`, then numbers that do not.

@@ -359,7 +359,7 @@ namespace detail {
 /// Neighbouring lanes exchanged: of (a, b) pairs, (b, a).
 template <class V, std::size_t... I>
 SEQMIX_INLINE V exchange_pairs(V const& v, std::index_sequence<I...>) noexcept {
-  return __builtin_shufflevector(v, v, int(I ^ 1)...);
+  return simd::shuffle<int(I ^ 1)...>(v, v);
 }
 template <class Isa, class T>
 SEQMIX_INLINE simd::vec<Isa, T> exchange_pairs(simd::vec<Isa, T> const& v) noexcept {

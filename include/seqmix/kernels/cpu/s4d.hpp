@@ -111,7 +111,7 @@ struct s4d_states {
     for (index_t t = 0; t < count; ++t) {
       if (history) store(history + t * States * 2 * lanes, xr, xi);
       V const in = simd::load<Isa>(u + t * lanes);
-#pragma GCC unroll 4
+      SEQMIX_UNROLL(4)
       for (int j = 0; j < States; ++j) {
         V const d = br[j] * in - ei[j] * xi[j] + er[j] * xr[j];
         xi[j] += bi[j] * in + ei[j] * xr[j] + er[j] * xi[j];
@@ -119,7 +119,7 @@ struct s4d_states {
       }
       if (!y) continue;
       V sum = simd::load<Isa>(y + t * lanes);
-#pragma GCC unroll 4
+      SEQMIX_UNROLL(4)
       for (int j = 0; j < States; ++j) sum += cr[j] * xr[j] - ci[j] * xi[j];
       simd::store<Isa>(y + t * lanes, sum);
     }
@@ -138,7 +138,7 @@ struct s4d_states {
       load(history + t * States * 2 * lanes, past_r, past_i);
       V const in = simd::load<Isa>(u + t * lanes), dy = simd::load<Isa>(d_y + t * lanes);
       V du = simd::load<Isa>(d_u + t * lanes);
-#pragma GCC unroll 4
+      SEQMIX_UNROLL(4)
       for (int j = 0; j < States; ++j) {
         gr[j] += cr[j] * dy, gi[j] -= ci[j] * dy;
         d[j][0] += gr[j] * past_r[j] + gi[j] * past_i[j], d[j][1] += gi[j] * past_r[j] - gr[j] * past_i[j];
@@ -153,7 +153,7 @@ struct s4d_states {
       simd::store<Isa>(d_u + t * lanes, du);
     }
     store(d_x, gr, gi);
-#pragma GCC unroll 4
+    SEQMIX_UNROLL(4)
     for (int j = 0; j < States; ++j)
       for (int k = 0; k < 6; ++k)
         for (index_t l = 0; l < lanes; ++l) sums[(j * 6 + k) * lanes + l] += double(d[j][k][l]);
@@ -161,14 +161,14 @@ struct s4d_states {
 
  private:
   SEQMIX_INLINE static void load(T const* x, V* xr, V* xi) noexcept {
-#pragma GCC unroll 4
+    SEQMIX_UNROLL(4)
     for (int j = 0; j < States; ++j) {
       xr[j] = simd::load<Isa>(x + 2 * j * lanes);
       xi[j] = simd::load<Isa>(x + (2 * j + 1) * lanes);
     }
   }
   SEQMIX_INLINE static void store(T* x, V const* xr, V const* xi) noexcept {
-#pragma GCC unroll 4
+    SEQMIX_UNROLL(4)
     for (int j = 0; j < States; ++j) {
       simd::store<Isa>(x + 2 * j * lanes, xr[j]);
       simd::store<Isa>(x + (2 * j + 1) * lanes, xi[j]);

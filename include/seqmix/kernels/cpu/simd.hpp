@@ -26,6 +26,12 @@ template <class Isa, class T>
 using ivec = typename vector_of<integer_of<T>, Isa::template lanes<T>>::type;
 
 #define SEQMIX_INLINE [[gnu::always_inline]] inline
+#if defined(__CUDACC__)
+#define SEQMIX_UNROLL(n)  // nvcc's front end does not know the pragma, and runs no CPU kernel
+#else
+#define SEQMIX_PRAGMA(text) _Pragma(#text)
+#define SEQMIX_UNROLL(n) SEQMIX_PRAGMA(GCC unroll n)
+#endif
 
 template <class Isa, class T>
 SEQMIX_INLINE vec<Isa, T> load(T const* p) noexcept {
@@ -52,10 +58,23 @@ template <class Isa, class T>
 SEQMIX_INLINE vec<Isa, T> larger(vec<Isa, T> const& a, vec<Isa, T> const& b) noexcept {
   return a > b ? a : b;
 }
+/// The lanes `Lane` of a and b, b's counted after a's.
+template <int... Lane, class V>
+SEQMIX_INLINE V shuffle(V const& a, V const& b) noexcept {
+#if defined(__CUDACC__)
+  // nvcc's front end expands no pack inside the builtin.
+  constexpr int n = sizeof...(Lane), lane[] = {Lane...};
+  V out{};
+  for (int i = 0; i < n; ++i) out[i] = lane[i] < n ? a[lane[i]] : b[lane[i] - n];
+  return out;
+#else
+  return __builtin_shufflevector(a, b, Lane...);
+#endif
+}
 /// Lanes moved down by `Step`, the lowest ones coming in again at the top.
 template <int Step, class V, std::size_t... I>
 SEQMIX_INLINE V rotate(V const& v, std::index_sequence<I...>) noexcept {
-  return __builtin_shufflevector(v, v, int((I + std::size_t(Step)) % sizeof...(I))...);
+  return shuffle<int((I + std::size_t(Step)) % sizeof...(I))...>(v, v);
 }
 /// Lane 0 of f over all lanes in a fixed tree: halves, quarters, ...
 template <class Isa, class T, int Width = Isa::template lanes<T> / 2, class F>
@@ -86,7 +105,7 @@ SEQMIX_INLINE ivec<Isa, T> lane_index() noexcept {
 template <bool Second, class V, std::size_t... I>
 SEQMIX_INLINE V interleave(V const& a, V const& b, std::index_sequence<I...>) noexcept {
   constexpr std::size_t n = sizeof...(I), from = Second ? n / 2 : 0;
-  return __builtin_shufflevector(a, b, int(I % 2 * n + I / 2 + from)...);
+  return shuffle<int(I % 2 * n + I / 2 + from)...>(a, b);
 }
 /// Transposes as many vectors as one has lanes: interleaving rows i and i + n/2 for all i, log2(n) times.
 template <class Isa, class T>

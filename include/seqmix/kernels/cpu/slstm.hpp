@@ -41,7 +41,7 @@ SEQMIX_INLINE simd::vec<Isa, T> vector_log_sigmoid(simd::vec<Isa, T> const& x) n
   constexpr int terms = sizeof(T) == 4 ? 8 : 17;
   V const zero{}, e = simd::exp<Isa, T>(x > zero ? -x : x), s = e / (T(2) + e), square = s * s;
   V sum = zero + T(1.0 / (2 * terms + 1));
-#pragma GCC unroll 17
+  SEQMIX_UNROLL(17)
   for (int k = terms - 1; k >= 0; --k) sum = sum * square + T(1.0 / (2 * k + 1));
   return (x > zero ? zero : x) - T(2) * s * sum;
 }

@@ -287,7 +287,8 @@ class stabilised_head {
       tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.W, Cp_, 1}, w_.k, kp_, w_.dq, kp_, false);
       tile_product<Isa>(count_, kp_, count_, tile_operand<T>{w_.W, 1, Cp_}, w_.q, kp_, w_.dk, kp_, false);
     } else {
-      for (T* x : {w_.dq, w_.dk}) std::fill_n(x, count_ * kp_, T(0));
+      std::fill_n(w_.dq, count_ * kp_, T(0));
+      std::fill_n(w_.dk, count_ * kp_, T(0));
     }
     through_state(S, w_.S_t, w_.dout, w_.from_state, w_.q, w_.dq, w_.read);
     through_state(w_.dS, w_.dS_t, w_.v, w_.to_end, w_.k, w_.dk, w_.written);

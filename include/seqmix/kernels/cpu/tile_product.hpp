@@ -23,26 +23,28 @@ SEQMIX_INLINE void register_tile(index_t depth, tile_operand<T> a, T const* b, i
   using V = simd::vec<Isa, T>;
   constexpr index_t w = Isa::template lanes<T>;
   V acc[std::size_t(Rows)][std::size_t(Vectors)];
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
+  SEQMIX_UNROLL(8)
+  for (int i = 0; i < Rows; ++i) {
+    SEQMIX_UNROLL(4)
     for (int v = 0; v < Vectors; ++v) acc[i][v] = accumulate ? simd::load<Isa>(c + i * c_row + v * w) : V{};
+  }
   for (index_t k = 0; k < depth; ++k) {
     T const* const bk = b + k * b_row;
     V right[std::size_t(Vectors)];
-#pragma GCC unroll 4
+    SEQMIX_UNROLL(4)
     for (int v = 0; v < Vectors; ++v) right[v] = simd::load<Isa>(bk + v * w);
-#pragma GCC unroll 8
+    SEQMIX_UNROLL(8)
     for (int i = 0; i < Rows; ++i) {
       V const left = simd::broadcast<Isa, T>(a.data[i * a.row + k * a.column]);
-#pragma GCC unroll 4
+      SEQMIX_UNROLL(4)
       for (int v = 0; v < Vectors; ++v) acc[i][v] += left * right[v];
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
+  SEQMIX_UNROLL(8)
+  for (int i = 0; i < Rows; ++i) {
+    SEQMIX_UNROLL(4)
     for (int v = 0; v < Vectors; ++v) simd::store<Isa>(c + i * c_row + v * w, acc[i][v]);
+  }
 }
 
 template <class Isa, class T, int Vectors>
