@@ -100,6 +100,27 @@ struct cuda_recurrence {
                        recurrence_gradient<T> const& d, arena& ws);
 };
 
+/// The kernels of a recurrence: a scan where the CPU takes channels as lanes, else chunks; void: there are none.
+template <recurrence_form Form, class State, class T>
+struct cuda_recurrence_of {
+  using type = void;
+};
+template <class State, class T>
+requires on_cuda_scan<State>
+struct cuda_recurrence_of<recurrence_form::channels, State, T> {
+  using type = cuda_affine_scan<T>;
+};
+template <class State, class T>
+requires on_cuda_chunks<State>
+struct cuda_recurrence_of<recurrence_form::chunkwise, State, T> {
+  using type = cuda_recurrence<State, false, T>;
+};
+template <class State, class T>
+requires on_cuda_chunks<State>
+struct cuda_recurrence_of<recurrence_form::chunkwise_per_channel, State, T> {
+  using type = cuda_recurrence<State, true, T>;
+};
+
 /// Mamba-1's scan with all that surrounds it in one pass (kernels/selective_scan.hpp).
 template <class T>
 struct cuda_selective_scan {

@@ -35,7 +35,10 @@ struct view {
     }
   }
 
-  constexpr operator view<T const, Rank>() const requires(!std::is_const_v<T>) { return {data, extent, stride}; }
+  /// Read-only sight of what may be written.
+  template <class U>
+  requires(!std::is_const_v<U> && std::is_same_v<T, U const>) constexpr view(view<U, Rank> const& x)
+      : data(x.data), extent(x.extent), stride(x.stride) {}
 
   template <class... Index>
   requires(sizeof...(Index) == Rank) constexpr T& operator()(Index... index) const noexcept {
