@@ -169,6 +169,54 @@ inline void check_against_reference(routed_functions const& f, attention_case& c
   }
 }
 
+/// A call on the last tokens, the first `held` ones being its past, gives what one call on all of them gives.
+inline void check_past(routed_functions const& functions, attention_case& c, index_t held) {
+  using part = attention_case::part;
+  c.offsets.clear();
+  auto const& s = c.shape;
+  index_t const width = s.heads * s.value_dim;
+  for (index_t x = 0; x < held * width; ++x) c.cot_o[x] = 0;
+  auto const f = functions.of_double;
+  auto const all = run_case<double>(f, c);
+
+  auto const a = arrays_of<double>(c);
+  index_t const rest = c.length - held;
+  auto shape = s;
+  shape.seq = sequences::batch(1, rest);
+  auto const as_past = [&](view3<double const> v) {
+    return view4<double const>(v.data, {1, held, v.extent[1], v.extent[2]},
+                               {0, v.stride[0], v.stride[1], v.stride[2]});
+  };
+  attention_input<double> in;
+  in.q_rhk = a.in.q_rhk.slice(0, held, rest);
+  in.k_rhk = a.in.k_rhk.slice(0, held, rest);
+  in.v_rhv = a.in.v_rhv.slice(0, held, rest);
+  in.past_k_nlhk = as_past(a.in.k_rhk);
+  in.past_v_nlhv = as_past(a.in.v_rhv);
+  if (a.in.g_rhk) in.g_rhk = c.constant_gate() ? a.in.g_rhk : a.in.g_rhk.slice(0, held, rest);
+  if (a.in.g_rhk && !c.constant_gate()) in.past_g_nlhk = as_past(a.in.g_rhk);
+  in.past_length = &held;
+  buffer<double> cot(rest * width);
+  for (index_t x = 0; x < cot.size(); ++x) cot[x] = c.cot_o[held * width + x];
+  auto const after = f(shape, in, cot, 1);
+
+  auto const agrees = [](buffer<double> const& whole, buffer<double> const& first, buffer<double> const& second) {
+    DOCTEST_REQUIRE(whole.size() == first.size() + second.size());
+    double worst = 0;
+    for (index_t x = 0; x < whole.size(); ++x)
+      worst = std::max(worst, std::abs(whole[x] - (x < first.size() ? first[x] : second[x - first.size()])));
+    DOCTEST_CHECK(worst <= 1e-12);
+  };
+  buffer<double> none, o_of_past(held * width);
+  for (index_t x = 0; x < o_of_past.size(); ++x) o_of_past[x] = all.o[x];
+  agrees(all.o, o_of_past, after.o);
+  for (std::size_t x = 0; x < after.choice.size(); ++x)
+    DOCTEST_CHECK(after.choice[x] == all.choice[std::size_t(held * s.heads) + x]);
+  agrees(all.gradient[part::k], after.past[0], after.gradient[part::k]);
+  agrees(all.gradient[part::v], after.past[1], after.gradient[part::v]);
+  if (a.in.g_rhk) agrees(all.gradient[part::g], c.constant_gate() ? none : after.past[2], after.gradient[part::g]);
+}
+
 template <class T>
 bool same_bits(buffer<T> const& a, buffer<T> const& b) {
   return a.size() == b.size() &&
