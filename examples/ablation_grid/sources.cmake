@@ -4,7 +4,7 @@ set(ablation_all
   history-constant-softmax history-constant-window history-constant-top1_element history-constant-top1_chunk
   history-constant-linear
   history-mamba2-softmax history-mamba2-window history-mamba2-top1_element history-mamba2-top1_chunk
-  history-mamba2-linear
+  history-mamba2-linear history-gla-linear
   outer_product-none-linear outer_product-constant-linear outer_product-mamba2-linear outer_product-gla-linear
   delta_rule-none-linear delta_rule-constant-linear delta_rule-mamba2-linear delta_rule-gla-linear)
 list(LENGTH ablation_all ablation_count)

@@ -13,7 +13,8 @@ struct channel_gate {
   }
 };
 #ifdef SEQMIX_TWIN
-auto const name = recurrence<states::outer_product, channel_gate>::name();
+auto const name =
+    recurrence<states::outer_product, channel_gate>::name() + attention<selectors::linear, channel_gate>::name();
 #else
 auto const name = attention<selectors::softmax, channel_gate>::name();
 #endif

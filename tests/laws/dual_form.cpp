@@ -1,7 +1,10 @@
 #include "../support/law_recurrence.hpp"
 #include <seqmix/gates/constant.hpp>
+#include <seqmix/gates/gla.hpp>
+#include <seqmix/gates/mamba1.hpp>
 #include <seqmix/gates/mamba2.hpp>
 #include <seqmix/gates/none.hpp>
+#include <seqmix/gates/rwkv5.hpp>
 #include <seqmix/mixers/attention.hpp>
 
 // history x gate x linear = outer_product x gate: the quadratic form and the recurrence are the same function.
@@ -48,13 +51,15 @@ struct both_forms {
           for (index_t c = 0; c < s.key_dim; ++c) p.k_nlhk(n, j, h, c) = j == c ? 1.0 : 0.0;
           for (index_t c = 0; c < s.value_dim; ++c)
             p.v_nlhv(n, j, h, c) = decayed(n, j, h) * S.state.S_nhkv(n, h, j, c);
-          if (p.g_nlhk) p.g_nlhk(n, j, h, 0) = 0.0;
+          for (index_t c = 0; c < p.g_nlhk.extent[3]; ++c) p.g_nlhk(n, j, h, c) = 0.0;
         }
     }
   }
-  /// A constant gate decays past tokens too: row j stands key_dim - 1 - j tokens before the state.
+  /// A constant gate decays past tokens too: row j, of key channel j, stands key_dim - 1 - j tokens before the
+  /// state.
   double decayed(index_t, index_t j, index_t h) const {
-    return mixer_needs<bounded>::constant ? std::exp(-x.g[std::size_t(h)] * double(s.key_dim - 1 - j)) : 1.0;
+    index_t const channels = mixer_needs<bounded>::gate_channels(s), at = h * channels + (channels > 1 ? j : 0);
+    return mixer_needs<bounded>::constant ? std::exp(-x.g[std::size_t(at)] * double(s.key_dim - 1 - j)) : 1.0;
   }
 };
 
@@ -96,13 +101,17 @@ DOCTEST_TEST_CASE(
       check_dual<gates::constant>(seq, with_state);
       check_dual<gates::mamba2>(seq, with_state);
       check_dual<given_decays<axis::head, false>>(seq, with_state);
+      check_dual<gates::gla>(seq, with_state);
+      check_dual<gates::rwkv5>(seq, with_state);
+      check_dual<gates::mamba1>(seq, with_state);
     }
 }
 
-DOCTEST_TEST_CASE("both forms agree where decays reach from nothing to the bound") {
-  using forms = both_forms<given_decays<axis::head, false>>;
-  auto const s = plain_shape(sequences::batch(2, 40));
-  auto x = random_mixer_numbers<forms::bounded>(s, 44);
+DOCTEST_TEST_CASE_TEMPLATE("both forms agree where decays reach from nothing to the bound", Gate, decay_per_head,
+                           decay_per_channel) {
+  using forms = both_forms<Gate>;
+  auto const s = plain_shape(sequences::batch(2, 70));
+  auto x = random_mixer_numbers<typename forms::bounded>(s, 44);
   draw_extreme_decays<double>(x.g, 45);
   forms f(s, x, true);
   auto const o = f.recurrent.forward(f.x, &f.S), quadratic = f.history.forward(f.x, &f.past);

@@ -20,11 +20,11 @@ using some_states = type_list<states::history, states::outer_product, states::de
 using some_gates = type_list<gates::none, gates::log_sigmoid, gates::mamba2, gates::gla>;
 using some_selectors = type_list<selectors::softmax, selectors::window, selectors::top1_element<>,
                                  selectors::top1_chunk<>, selectors::linear>;
-using grid = cross<some_states, some_gates, some_selectors>;  // 23 of 60 cells
+using grid = cross<some_states, some_gates, some_selectors>;  // 24 of 60 cells
 // [/doc:grid]
 
-// Of 60 cells: a history takes every selector under none and two gates per head, a matrix linear weights alone,
-// the delta rule alike.
+// Of 60 cells: a history takes every selector under none and two gates per head and linear weights under a gate per
+// channel, a matrix linear weights alone, the delta rule alike.
 constexpr std::array expected{"history-none-softmax",
                               "history-none-window",
                               "history-none-top1_element",
@@ -40,6 +40,7 @@ constexpr std::array expected{"history-none-softmax",
                               "history-mamba2-top1_element",
                               "history-mamba2-top1_chunk",
                               "history-mamba2-linear",
+                              "history-gla-linear",
                               "outer_product-none-linear",
                               "outer_product-log_sigmoid-linear",
                               "outer_product-mamba2-linear",
@@ -67,7 +68,10 @@ static_assert(pairs_v<states::history, gates::none, linear_window>);
 // [doc:why]
 static_assert(misfit_of<states::history, gates::gla, selectors::softmax> == misfit::channel_bias);
 // [/doc:why]
-static_assert(why<states::history, gates::mamba1, selectors::linear> == misfit::channel_bias);
+static_assert(why<states::history, gates::mamba1, selectors::top1<>> == misfit::channel_bias);
+static_assert(why<states::history, gates::gla, selectors::own_plus_top1<>> == misfit::channel_bias);
+static_assert(pairs_v<states::history, gates::mamba1, selectors::linear>);
+static_assert(pairs_v<states::history, gates::gla, linear_window>);
 static_assert(why<states::history, gates::log_sigmoid, selectors::compressed> == misfit::bias_on_a_mean);
 static_assert(pairs_v<states::history, gates::none, selectors::compressed>);
 static_assert(why<states::outer_product, gates::mlstm, selectors::linear> == misfit::unstabilised_logarithm);

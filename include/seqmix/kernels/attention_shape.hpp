@@ -20,9 +20,10 @@ struct attention_shape {
 };
 
 /// What one attention reads. Log-decays g <= 0 are [R,Hg,1] per token, or [1,Hg,1] with row stride 0 when constant;
-/// an empty view means no gate. `past_*` are the tokens before row 0 of each sequence, empty when there are none.
-/// With `queries_alone` rows bring no keys: they stand at position[n], position[n] + 1, ..., and all keys are
-/// `past_*`.
+/// an empty view means no gate. Where a gate multiplies they may be [R,Hg,K], one per key channel, or with `rate`
+/// [Hg,K] >= 0 the bounded g rate_k; `past_g` is laid out as g. `past_*` are the tokens before row 0 of each
+/// sequence, empty when there are none. With `queries_alone` rows bring no keys: they stand at position[n],
+/// position[n] + 1, ..., and all keys are `past_*`.
 template <class T>
 struct attention_input {
   using number = accumulator_t<T>;
@@ -30,10 +31,11 @@ struct attention_input {
   view3<number const> g_rhk{};
   view4<T const> past_k_nlhk{}, past_v_nlhv{};  ///< capacity on axis L; the oldest token first
   view4<number const> past_g_nlhk{};
-  index_t const* past_length = nullptr;                        ///< [N] tokens held, nullptr: none
-  view1<number const> sink_h{};  ///< e^sink joins the denominator of every row [H]; empty: nothing does
+  index_t const* past_length = nullptr;  ///< [N] tokens held, nullptr: none
+  view1<number const> sink_h{};          ///< e^sink joins the denominator of every row [H]; empty: nothing does
   bool queries_alone = false;
   index_t const* position = nullptr;  ///< [N]
+  view2<number const> rate_hk{};      ///< of log-decays that are products; empty: they are none
 
   index_t past(index_t n) const noexcept { return past_length ? past_length[n] : 0; }
 };
@@ -48,6 +50,7 @@ struct attention_gradient {
   view4<T> past_k_nlhk{}, past_v_nlhv{};
   view4<number> past_g_nlhk{};
   view1<number> sink_h{};
+  view2<number> rate_hk{};
 };
 
 /// What a test or a probe may look at; every view may be empty.
@@ -144,8 +147,9 @@ void validate_gradient(attention_shape const& s, attention_gradient<T> const& d,
 }
 
 /// Checks that every view of an input fits the shape and is contiguous in its last axis; names the one that is not.
+/// `per_channel`: the kernel takes a decay per key channel, else one per head.
 template <class T>
-void validate_input(attention_shape const& s, attention_input<T> const& in) {
+void validate_input(attention_shape const& s, attention_input<T> const& in, bool per_channel = false) {
   index_t const R = s.seq.rows();
   expect_shape("attention query q", in.q_rhk, {R, s.heads, s.key_dim});
   expect_contiguous("attention query q", in.q_rhk);
@@ -155,10 +159,17 @@ void validate_input(attention_shape const& s, attention_input<T> const& in) {
     expect_contiguous("attention key k", in.k_rhk);
     expect_contiguous("attention value v", in.v_rhv);
   }
-  if (in.g_rhk) expect_shape("attention log-decay g", in.g_rhk, {-1, s.gate_heads, -1});
+  bool const rated = in.rate_hk.extent[1] > 0;
+  index_t const decays = per_channel && !rated ? s.key_dim : 1;
+  if (in.g_rhk || per_channel) expect_shape("attention log-decay g", in.g_rhk, {-1, s.gate_heads, decays});
+  if (rated && !per_channel)
+    throw value_error("seqmix: attention: decay rates are for a gate per key channel under linear weights");
+  if (rated) expect_shape("attention decay rate", in.rate_hk, {s.gate_heads, s.key_dim});
   if (in.past_length) {
     expect_shape("attention past keys", in.past_k_nlhk, {s.seq.count(), -1, s.key_heads, s.key_dim});
     expect_shape("attention past values", in.past_v_nlhv, {s.seq.count(), -1, s.value_heads, s.value_dim});
+    if (in.past_g_nlhk)
+      expect_shape("attention past log-decays", in.past_g_nlhk, {s.seq.count(), -1, s.gate_heads, decays});
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <seqmix/gates/none.hpp>
 #include <seqmix/kernels/cpu/attention.hpp>
+#include <seqmix/kernels/cpu/attention_channels.hpp>
 #include <seqmix/kernels/cpu/attention_compressed.hpp>
 #include <seqmix/kernels/cpu/routed_attention.hpp>
 #include <seqmix/kernels/reference/attention.hpp>
@@ -11,10 +12,11 @@ namespace seqmix::inline v0 {
 
 namespace mixer_detail {
 
-/// Past keys, values and log-decays of N sequences, oldest first, and how many there are. A window keeps the
-/// `window - 1` tokens that a next query can still see.
-template <class T, bool Gated>
+/// Past keys, values and log-decays (steps of a factored gate) of N sequences, oldest first, and how many there
+/// are. A window keeps the `window - 1` tokens that a next query can still see.
+template <class T, class Gate>
 struct history_cache {
+  static constexpr bool gated = Gate::spec.decays && !Gate::spec.constant();
   view4<T> k_nlhk, v_nlhv, g_nlhk;
   index_t* length = nullptr;  ///< [N]
 
@@ -23,13 +25,18 @@ struct history_cache {
     history_cache c;
     c.k_nlhk = a.take_view<T, 4>({N, capacity, s.key_heads, s.key_dim});
     c.v_nlhv = a.take_view<T, 4>({N, capacity, s.value_heads, s.value_dim});
-    if constexpr (Gated) c.g_nlhk = a.take_view<T, 4>({N, capacity, s.gate_heads, 1});
+    if constexpr (gated) c.g_nlhk = a.take_view<T, 4>({N, capacity, s.gate_heads, decays(s)});
     c.length = a.take<index_t>(N);
     return c;
   }
   static index_t elements(mixer_shape const& s, index_t capacity) {
-    index_t const token = s.key_heads * s.key_dim + s.value_heads * s.value_dim + (Gated ? s.gate_heads : 0);
+    index_t const token =
+        s.key_heads * s.key_dim + s.value_heads * s.value_dim + (gated ? s.gate_heads * decays(s) : 0);
     return s.seq.count() * capacity * token;
+  }
+  /// Numbers that a token's decay has in one head.
+  static index_t decays(mixer_shape const& s) noexcept {
+    return Gate::spec.decay == axis::head_key && !Gate::spec.factored ? s.key_dim : 1;
   }
   index_t capacity() const noexcept { return k_nlhk.extent[1]; }
   void clear() { std::fill_n(length, k_nlhk.extent[0], index_t(0)); }
@@ -52,8 +59,9 @@ view3<T> of_sequence(view4<T> x_nlhc, index_t n) {
 }  // namespace mixer_detail
 
 /// Attention over every key and value: softmax, linear, hard, routed and compressed selection, with a per-head gate
-/// as score bias (or as factor of linear weights). State: the cache of past keys and values. Saved: a few numbers a
-/// row. Memory is linear in T. Deterministic on the CPU for any number of threads; ties take the lowest index.
+/// as score bias, or as factor of linear weights; a gate per key channel decays each product of their scores.
+/// State: the cache of past keys and values. Saved: a few numbers a row. Memory is linear in T. Deterministic on
+/// the CPU for any number of threads; ties take the lowest index.
 template <class State, class Gate, class Selector>
 requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Selector> {
   static_assert(explain_pairing<State, Gate, Selector>());
@@ -69,6 +77,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
       "seqmix pairing: the mean of a chunk has no place of its own for a gate to bias; take gates::none, or "
       "a selector of tokens");
   static constexpr bool token_gate = Gate::spec.decays && !Gate::spec.constant();
+  static constexpr bool channel_gate = Gate::spec.decays && Gate::spec.decay == axis::head_key;
   static constexpr bool windowed = which_type::spec.windowed && !routed;
 
   static std::string name() {
@@ -79,8 +88,8 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
   }
 
   template <class T>
-  struct state : mixer_detail::history_cache<T, token_gate> {
-    using cache = mixer_detail::history_cache<T, token_gate>;
+  struct state : mixer_detail::history_cache<T, Gate> {
+    using cache = mixer_detail::history_cache<T, Gate>;
     static state carve(arena& a, mixer_shape const& s) { return {cache::carve(a, s, tokens(s))}; }
     static index_t elements(mixer_shape const& s) { return cache::elements(s, tokens(s)); }
     static index_t tokens(mixer_shape const& s) {
@@ -111,6 +120,9 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     else if constexpr (compressed)
       kernels::compressed_attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
                                                                   keep ? &keep->kernel : nullptr, record, ws);
+    else if constexpr (channel_gate)
+      kernels::channel_attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
+                                                               keep ? &keep->kernel : nullptr, record, ws);
     else
       kernels::attention_forward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv,
                                                        keep ? &keep->kernel : nullptr, record, ws);
@@ -140,6 +152,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     if (d_before) expect_cache(s, *d_before);
     attention_gradient<T> dx{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk};
     dx.sink_h = d.sink_h;
+    dx.rate_hk = d.rate_hk;
     if (d_before) {
       dx.past_k_nlhk = d_before->k_nlhk;
       dx.past_v_nlhv = d_before->v_nlhv;
@@ -150,6 +163,9 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     else if constexpr (compressed)
       kernels::compressed_attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel,
                                                                    d_o_rhv, dx, ws);
+    else if constexpr (channel_gate)
+      kernels::channel_attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel,
+                                                                d_o_rhv, dx, ws);
     else
       kernels::attention_backward<which_type, how_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx,
                                                         ws);
@@ -171,6 +187,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
                         std::to_string(s.query_heads) + " query heads for " + std::to_string(s.heads) + " heads");
     attention_input<T> x{in.q_rhk, in.k_rhk, v_rhv, in.g_rhk};
     x.sink_h = in.sink_h;
+    x.rate_hk = in.rate_hk;
     if (before) {
       expect_cache(s, *before);
       x.past_k_nlhk = before->k_nlhk;
@@ -187,7 +204,8 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     expect_shape("attention state, keys", cache.k_nlhk, {N, capacity, s.key_heads, s.key_dim});
     expect_shape("attention state, values", cache.v_nlhv, {N, capacity, s.value_heads, s.value_dim});
     if constexpr (token_gate)
-      expect_shape("attention state, log-decays", cache.g_nlhk, {N, capacity, s.gate_heads, 1});
+      expect_shape("attention state, log-decays", cache.g_nlhk,
+                   {N, capacity, s.gate_heads, state<T>::cache::decays(s)});
   }
 
   /// write_h v, where a gate scales what is written; values keep their heads, or get one per gate head.
@@ -271,7 +289,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
   }
 };
 
-/// Attention with a selector (or half of one) and an optional per-head gate.
+/// Attention with a selector (or half of one) and an optional gate.
 template <class Selector = selectors::softmax, class Gate = gates::none>
 using attention = mixer<states::history, Gate, selectors::as_selector<Selector>>;
 

@@ -17,7 +17,7 @@ enum class misfit {
   hard_choice_in_chunks,    ///< chosen chunks are read by softmax; select<> says so itself
   choice_from_a_matrix,     ///< softmax, top1, top-k over a state that keeps no single keys
   part_of_a_matrix,         ///< a window or chunks of such a state
-  channel_bias,             ///< a decay per key channel as score bias
+  channel_bias,             ///< a decay per key channel as score bias; linear weights decay each product instead
   bias_on_a_mean,           ///< a decay as bias of a whole chunk's mean
   unstabilised_logarithm,   ///< a logarithmic write scale without a running maximum
   channels_of_one_maximum,  ///< a decay per key channel under one running maximum a head
@@ -70,7 +70,7 @@ struct rules {
     case misfit::part_of_a_matrix:
       return !history && (!which.full_sequence || which.routed);
     case misfit::channel_bias:
-      return history && per_channel;
+      return history && per_channel && !how.multiplies_decay;
     case misfit::bias_on_a_mean:
       return history && which.compressed && gate.decays;
     case misfit::unstabilised_logarithm:

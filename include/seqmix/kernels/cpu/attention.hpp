@@ -72,9 +72,10 @@ struct attention_scratch {
 
 /// Padded rows [count, channels] to tiles [tile][channel][key], zero beyond the end.
 template <class Isa, class T>
-void transpose_tiles(T const* from, index_t from_row, index_t count, index_t channels, T* to) noexcept {
-  for (index_t j0 = 0; j0 < count; j0 += tile_keys, to += channels * tile_keys)
-    transpose<Isa>(from + j0 * from_row, from_row, (std::min)(tile_keys, count - j0), channels, to, tile_keys);
+void transpose_tiles(T const* from, index_t from_row, index_t count, index_t channels, T* to,
+                     index_t tile = tile_keys) noexcept {
+  for (index_t j0 = 0; j0 < count; j0 += tile, to += channels * tile)
+    transpose<Isa>(from + j0 * from_row, from_row, (std::min)(tile, count - j0), channels, to, tile);
 }
 
 /// One head of one sequence.
@@ -96,17 +97,7 @@ class attention_head {
       std::fill_n(w_.run, count, start);
       for (index_t j0 = low_; j0 < high_; j0 += tile_keys) {
         score_tile(count, i0, j0);
-        for (index_t i = 0; i < count; ++i) {
-          T const factor = How::template absorb<Isa>(w_.run[i], w_.score + i * tile_keys,
-                                                     two_temperatures_ ? w_.forward + i * tile_keys : nullptr,
-                                                     tile_keys, j0, soft);
-          if (soft && factor != T(1))
-            simd::map<Isa>(
-                vp_, [=](auto const& x) { return x * factor; }, w_.acc + i * vp_, w_.acc + i * vp_);
-        }
-        if (soft)
-          tile_product<Isa>(count, vp_, tile_keys, tile_operand<T>{w_.score, tile_keys, 1}, w_.value + j0 * vp_,
-                            vp_, w_.acc, vp_, true);
+        absorb_tile(count, j0, soft);
       }
       end_block(i0, count, soft, o_rhv, saved, record);
     }
@@ -133,14 +124,13 @@ class attention_head {
     write_token_gradients(s_, p_, w_.d_key, kp_, w_.d_value, vp_, w_.d_g, d, d_constant);
   }
 
- private:
+ protected:
   T q_scale() const noexcept { return T(s_.scale / s_.knobs.temperature); }
   index_t keys_padded() const noexcept { return (p_.keys + tile_keys - 1) / tile_keys * tile_keys; }
 
   /// Keys and values of the past and of this call behind one another; the running log-decay G in double.
   void pack_keys(bool backward) {
-    for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.value(j), 0, 1, s_.value_dim, w_.value + j * vp_, vp_);
-    std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
+    pack_values();
     if (!backward) {
       transpose_keys();
     } else {
@@ -151,11 +141,21 @@ class attention_head {
     }
     running_decay(p_, w_.g);
   }
+  void pack_values() {
+    for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.value(j), 0, 1, s_.value_dim, w_.value + j * vp_, vp_);
+    std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
+  }
   void transpose_keys() {
     for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys) {
       T* const to = w_.key_t + j0 * s_.key_dim;
+      index_t const end = (std::min)(p_.keys, j0 + tile_keys);
+      if (p_.past <= j0 || end <= p_.past) {
+        transpose<Isa>(p_.key(j0), p_.key_row(j0), end - j0, s_.key_dim, to, tile_keys);
+        continue;
+      }
+      // The past ends inside this tile.
       for (index_t j = 0; j < tile_keys; ++j) {
-        T const* const from = j0 + j < p_.keys ? p_.key(j0 + j) : nullptr;
+        T const* const from = j0 + j < end ? p_.key(j0 + j) : nullptr;
         for (index_t c = 0; c < s_.key_dim; ++c) to[c * tile_keys + j] = from ? from[c] : T(0);
       }
     }
@@ -175,32 +175,79 @@ class attention_head {
               double(How::template sink_pullback<T>(kept(saved, i0 + i), w_.upstream[i], p_.in->sink_h(p_.head)));
   }
 
-  /// Scaled queries of a block, what its rows see, and the tiles it touches.
   index_t begin_block(index_t i0) {
     index_t const count = (std::min)(tile_rows, p_.rows - i0);
+    load_block(i0, count, tile_keys);
+    return count;
+  }
+  /// Scaled queries of a block, what its rows see, and the tiles it touches.
+  void load_block(index_t i0, index_t count, index_t tile) {
     copy_rows(p_.query(i0), p_.in->q_rhk.stride[0], count, s_.key_dim, w_.q, kp_);
     T const scale = q_scale();
     for (index_t i = 0; i < count * kp_; ++i) w_.q[i] *= scale;
-    low_ = p_.keys;
-    high_ = 0;
+    low_ = all_end_ = p_.keys;
+    high_ = all_begin_ = 0;
     for (index_t i = 0; i < count; ++i) {
       w_.seen[i] = Which::blocks(p_.position + i0 + i, -1, s_.select);
+      bool const one_range = w_.seen[i].count == 1;
+      all_begin_ = (std::max)(all_begin_, one_range ? w_.seen[i].range[0].begin : p_.keys);
+      all_end_ = (std::min)(all_end_, one_range ? w_.seen[i].range[0].end : 0);
       if (w_.seen[i].count == 0) continue;
       low_ = (std::min)(low_, w_.seen[i].range[0].begin);
       high_ = (std::max)(high_, w_.seen[i].range[std::size_t(w_.seen[i].count - 1)].end);
     }
-    low_ = low_ / tile_keys * tile_keys;
-    return count;
+    low_ = low_ / tile * tile;
+  }
+  /// The scores of a tile to weights, and their values.
+  void absorb_tile(index_t count, index_t j0, bool soft, index_t tile = tile_keys) {
+    T const* const forward = two_temperatures_ ? w_.forward : nullptr;
+    alignas(64) T factor[tile_rows];
+    if constexpr (requires {
+                    How::template absorb_rows<Isa>(w_.run, w_.score, forward, tile, count, j0, soft, factor);
+                  })
+      How::template absorb_rows<Isa>(w_.run, w_.score, forward, tile, count, j0, soft, factor);
+    else
+      for (index_t i = 0; i < count; ++i)
+        factor[i] = How::template absorb<Isa>(w_.run[i], w_.score + i * tile,
+                                              forward ? forward + i * tile : nullptr, tile, j0, soft);
+    for (index_t i = 0; soft && i < count; ++i)
+      if (factor[i] != T(1))
+        simd::map<Isa>(
+            vp_, [x = factor[i]](auto const& acc) { return acc * x; }, w_.acc + i * vp_, w_.acc + i * vp_);
+    if (soft)
+      for_strips(count, j0, tile, [&](index_t first, index_t rows, index_t keys) {
+        tile_product<Isa>(rows, vp_, keys, tile_operand<T>{w_.score + first * tile, tile, 1}, w_.value + j0 * vp_,
+                          vp_, w_.acc + first * vp_, vp_, true);
+      });
+  }
+  /// Whether every row of the block sees every key of a tile.
+  bool all_seen(index_t j0, index_t tile) const noexcept { return all_begin_ <= j0 && j0 + tile <= all_end_; }
+  /// f(first row, rows, how many keys of the tile they see at most): a tile at the causal boundary falls into
+  /// strips.
+  template <class F>
+  void for_strips(index_t count, index_t j0, index_t tile, F const& f) const {
+    constexpr index_t strip = 16, w = Isa::template lanes<T>;
+    if (j0 + tile <= all_end_) return f(0, count, tile);
+    for (index_t first = 0; first < count; first += strip) {
+      index_t const rows = (std::min)(strip, count - first);
+      index_t end = j0;
+      for (index_t i = first; i < first + rows; ++i)
+        for (int r = 0; r < w_.seen[i].count; ++r) end = (std::max)(end, w_.seen[i].range[std::size_t(r)].end);
+      if (end > j0) f(first, rows, (std::min)(tile, (end - j0 + w - 1) / w * w));
+    }
   }
 
   /// score = scale q.k / temperature + bias where visible, -inf elsewhere; or times the decay, 0 elsewhere.
   void score_tile(index_t count, index_t i0, index_t j0) {
-    tile_product<Isa>(count, tile_keys, s_.key_dim, tile_operand<T>{w_.q, kp_, 1}, w_.key_t + j0 * s_.key_dim,
-                      tile_keys, w_.score, tile_keys, false);
+    for_strips(count, j0, tile_keys, [&](index_t first, index_t rows, index_t keys) {
+      tile_product<Isa>(rows, keys, s_.key_dim, tile_operand<T>{w_.q + first * kp_, kp_, 1},
+                        w_.key_t + j0 * s_.key_dim, tile_keys, w_.score + first * tile_keys, tile_keys, false);
+    });
     if (two_temperatures_) {
       T const ratio = T(s_.knobs.temperature / s_.knobs.forward());
       for (index_t x = 0; x < count * tile_keys; ++x) w_.forward[x] = w_.score[x] * ratio;
     }
+    if (all_seen(j0, tile_keys) && !p_.gated()) return;
     for (index_t i = 0; i < count; ++i) {
       add_bias(i, i0, j0);
       mask(w_.seen[i], j0, w_.score + i * tile_keys, How::spec.multiplies_decay ? T(0) : hidden);
@@ -227,9 +274,9 @@ class attention_head {
     simd::map<Isa>(
         tile_keys, [](auto const& x) { return simd::exp<Isa, T>(x); }, decay_, decay_);
   }
-  static void mask(key_ranges const& seen, index_t j0, T* score, T nothing) noexcept {
+  static void mask(key_ranges const& seen, index_t j0, T* score, T nothing, index_t tile = tile_keys) noexcept {
     index_t at = j0;
-    index_t const end = j0 + tile_keys;
+    index_t const end = j0 + tile;
     for (int r = 0; r < seen.count; ++r) {
       auto const range = seen.range[std::size_t(r)];
       for (index_t j = at; j < (std::min)(range.begin, end); ++j) score[j - j0] = nothing;
@@ -269,22 +316,27 @@ class attention_head {
   }
   void backward_tile(index_t i0, index_t count, index_t j0, attention_saved<How, T> const& saved) {
     score_tile(count, i0, j0);
-    tile_product<Isa>(count, tile_keys, s_.value_dim, tile_operand<T>{w_.dout, vp_, 1},
-                      w_.value_t + j0 * s_.value_dim, tile_keys, w_.gv, tile_keys, false);
+    for_strips(count, j0, tile_keys, [&](index_t first, index_t rows, index_t keys) {
+      tile_product<Isa>(rows, keys, s_.value_dim, tile_operand<T>{w_.dout + first * vp_, vp_, 1},
+                        w_.value_t + j0 * s_.value_dim, tile_keys, w_.gv + first * tile_keys, tile_keys, false);
+    });
     for (index_t i = 0; i < count; ++i) {
       T* const score = w_.score + i * tile_keys;
       T* const d_score = w_.d_score + i * tile_keys;
       How::template pullback<Isa>(kept(saved, i0 + i), w_.upstream[i], score, w_.gv + i * tile_keys, d_score,
                                   tile_keys, j0, s_.knobs);
-      if constexpr (How::spec.multiplies_decay) mask(w_.seen[i], j0, d_score, T(0));
+      if (!all_seen(j0, tile_keys)) mask(w_.seen[i], j0, d_score, T(0));
       if (p_.gated()) gate_gradient(i, i0, j0, score, d_score);
     }
-    tile_product<Isa>(count, kp_, tile_keys, tile_operand<T>{w_.d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_,
-                      w_.d_q, kp_, true);
-    tile_product<Isa>(tile_keys, kp_, count, tile_operand<T>{w_.d_score, 1, tile_keys}, w_.q, kp_,
-                      w_.d_key + j0 * kp_, kp_, true);
-    tile_product<Isa>(tile_keys, vp_, count, tile_operand<T>{w_.score, 1, tile_keys}, w_.dout, vp_,
-                      w_.d_value + j0 * vp_, vp_, true);
+    for_strips(count, j0, tile_keys, [&](index_t first, index_t rows, index_t keys) {
+      T const *const score = w_.score + first * tile_keys, *const d_score = w_.d_score + first * tile_keys;
+      tile_product<Isa>(rows, kp_, keys, tile_operand<T>{d_score, tile_keys, 1}, w_.key + j0 * kp_, kp_,
+                        w_.d_q + first * kp_, kp_, true);
+      tile_product<Isa>(keys, kp_, rows, tile_operand<T>{d_score, 1, tile_keys}, w_.q + first * kp_, kp_,
+                        w_.d_key + j0 * kp_, kp_, true);
+      tile_product<Isa>(keys, vp_, rows, tile_operand<T>{score, 1, tile_keys}, w_.dout + first * vp_, vp_,
+                        w_.d_value + j0 * vp_, vp_, true);
+    });
   }
   row_gradient<T> upstream_of_row(index_t i, index_t i0, view3<T const> o_rhv,
                                   attention_saved<How, T> const& saved) const {
@@ -327,7 +379,8 @@ class attention_head {
   attention_scratch<Isa, How, T> const& w_;
   head_place<T> p_;
   index_t kp_, vp_;
-  index_t low_ = 0, high_ = 0;
+  index_t low_ = 0, high_ = 0;           ///< keys that some row of the block sees
+  index_t all_begin_ = 0, all_end_ = 0;  ///< keys that all its rows see
   bool two_temperatures_;
   alignas(64) T decay_[tile_keys];
 };

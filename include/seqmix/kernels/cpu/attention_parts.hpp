@@ -34,6 +34,8 @@ struct head_place {
   T const* key(index_t j) const noexcept {
     return j < past ? in->past_k_nlhk.at(sequence, j, key_head) : in->k_rhk.at(first + j - past, key_head);
   }
+  /// From key j to the next one of the same kind.
+  index_t key_row(index_t j) const noexcept { return j < past ? in->past_k_nlhk.stride[1] : in->k_rhk.stride[0]; }
   T const* value(index_t j) const noexcept {
     return j < past ? in->past_v_nlhv.at(sequence, j, value_head) : in->v_rhv.at(first + j - past, value_head);
   }

@@ -73,10 +73,13 @@ void expect_shapes(attention_shape const& s, how_spec const& how, attention_inpu
   if (record.lse_rh) expect_shape<double, 2>("attention lse", record.lse_rh, {rows, s.heads});
   if (in.g_rhk) {
     bool const one_row = constant_gate(in) && in.g_rhk.extent[0] == 1;
-    bool const per_channel = how.multiplies_decay && in.g_rhk.extent[2] != 1;
+    bool const per_channel = how.multiplies_decay && !in.rate_hk && in.g_rhk.extent[2] != 1;
     expect_shape<T const, 3>("attention g", in.g_rhk,
                              {one_row ? 1 : rows, s.gate_heads, per_channel ? s.key_dim : 1});
   }
+  if (in.rate_hk && !how.multiplies_decay)
+    throw value_error("seqmix: attention: decay rates are for a gate per key channel under linear weights");
+  if (in.rate_hk) expect_shape<T const, 2>("attention decay rate", in.rate_hk, {s.gate_heads, s.key_dim});
   if (record.choices_rhk) expect_shape<index_t, 3>("attention choices", record.choices_rhk, {rows, s.heads, -1});
   validate_sink(s, how, in.sink_h);
   expect_past(s, in);
@@ -110,6 +113,16 @@ void compress(head_tokens<T>& head, index_t chunk) {
   head.length = count;
 }
 
+/// A decay per key channel from one step per token: the products with the channels' rates.
+template <scalar T>
+void multiply_rates(head_tokens<T>& head, view2<T const> rate_hk, index_t h) {
+  std::vector<T> products;
+  for (auto const& step : head.decay)
+    for (index_t c = 0; c < head.key_dim; ++c) products.push_back(step * rate_hk(h, c));
+  head.decay = products;
+  head.decay_dim = head.key_dim;
+}
+
 /// Everything query head h of sequence n reads.
 template <scalar T>
 head_tokens<T> gather_head(attention_shape const& s, which_spec const& which, how_spec const& how,
@@ -136,6 +149,7 @@ head_tokens<T> gather_head(attention_shape const& s, which_spec const& which, ho
   copy(head.key, in.k_rhk, in.past_k_nlhk, s.key_heads, s.key_dim, false);
   copy(head.value, in.v_rhv, in.past_v_nlhv, s.value_heads, s.value_dim, false);
   copy(head.decay, in.g_rhk, in.past_g_nlhk, s.gate_heads, head.decay_dim, constant_gate(in));
+  if (in.rate_hk) multiply_rates(head, in.rate_hk, h / (s.heads / s.gate_heads));
   for (auto& g : head.decay) g = bounded_decay(g, how);
   for (index_t r = s.seq.begin(n); r < s.seq.end(n); ++r)
     for (index_t c = 0; c < s.key_dim; ++c) head.query.push_back(in.q_rhk(r, h, c));
@@ -338,10 +352,10 @@ void attend(selector_functions<T> const& selector, attention_shape const& s, att
 /// Attention of every query over its own sequence, by the selector's definition and nothing else.
 /// The query at position t (the past counts) sees keys 0 .. t as Which says; raw_j = scale q.k_j; a gate per head
 /// hands How the bias G_t - G_j (0 for j = t), a gate per channel, for weights that multiply decays, sits inside
-/// the dot product; of a compressing Which, keys and values are the means of complete chunks. A row that sees
-/// nothing is zero; a NaN among the scores it sees, or chooses by, makes it NaN.
-/// Shapes:  q, k, v, g and the past as attention_input says -> o [R,H,V]; any strides.
-/// Record:  choice = key or best chunk inside the sequence, -1 for none; lse = log-sum-exp over the visible keys at
+/// the dot product, its decays as they are or step times rate; of a compressing Which, keys and values are the
+/// means of complete chunks. A row that sees nothing is zero; a NaN among the scores it sees, or chooses by, makes
+/// it NaN. Shapes:  q, k, v, g and the past as attention_input says -> o [R,H,V]; any strides. Record:  choice =
+/// key or best chunk inside the sequence, -1 for none; lse = log-sum-exp over the visible keys at
 ///          knobs.temperature (of no meaning for linear weights).
 /// Grad:    on dual numbers the derivative of o is the selector's documented surrogate.
 /// Errors:  shape_error, value_error (see validate).   Work: O(T^2) a head, with allocation; for tests, not for
