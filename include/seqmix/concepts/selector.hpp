@@ -188,6 +188,8 @@ concept which =
 ///   where
 ///                   invisible) into weights in place, returns the factor for what was accumulated before;
 ///                   `forward` are the scores at the forward temperature where they differ, else nullptr
+///   `absorb_rows<Isa>(row, score, forward, n, rows, first_key, soft, factor)`  optional: the same for rows whose
+///                   scores lie n apart, for speed
 ///   `finish(row, knobs, saved)`  the output's factors, and what backward needs
 ///   `pullback<Isa>(saved, row_gradient, score, gv, d_score, n, first_key, knobs)`  from g.v per key to d_score;
 ///   scores

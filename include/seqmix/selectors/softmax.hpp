@@ -38,20 +38,21 @@ struct softmax_run {
   /// weight = e^(score - maximum so far); returns the factor for what was accumulated before this tile.
   template <class Isa>
   T absorb(T const* score, T* weight, index_t n) noexcept {
-    constexpr index_t w = Isa::template lanes<T>;
-    auto tile_most = simd::load<Isa>(score);
-    for (index_t j = w; j < n; j += w) tile_most = simd::larger<Isa, T>(tile_most, simd::load<Isa>(score + j));
+    auto const tile_most = simd::fold_vectors<Isa, T>(
+        n, [](auto const& a, auto const& b) { return simd::larger<Isa, T>(a, b); },
+        [&](index_t j) { return simd::load<Isa>(score + j); });
     T const before = most;
     T const here = simd::greatest<Isa, T>(tile_most);
     most = here > most ? here : most;
     // While everything is -inf, subtracting 0 keeps the weights 0 and lets a NaN through.
     T const level = most == -std::numeric_limits<T>::infinity() ? T(0) : most;
-    simd::vec<Isa, T> total{};
-    for (index_t j = 0; j < n; j += w) {
-      auto const e = simd::exp<Isa, T>(simd::load<Isa>(score + j) - level);
-      simd::store<Isa>(weight + j, e);
-      total += e;
-    }
+    auto const total = simd::fold_vectors<Isa, T>(
+        n, [](auto const& a, auto const& b) { return a + b; },
+        [&](index_t j) {
+          auto const e = simd::exp_of_weight<Isa, T>(simd::load<Isa>(score + j) - level);
+          simd::store<Isa>(weight + j, e);
+          return e;
+        });
     T const factor = before == most ? T(1) : std::exp(before - level);
     sum = sum * factor + simd::sum<Isa, T>(total);
     return factor;
@@ -68,11 +69,49 @@ struct softmax_run {
   T inverse_sum() const noexcept { return sum == T(0) ? T(0) : T(1) / sum; }
 };
 
+/// The same for as many rows as a vector has lanes, whose scores lie n apart: their maxima and sums are taken by a
+/// transpose, so that no row waits for its own. `run(i)` is row i's; factor [rows].
+template <class Isa, class T, class Run>
+SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t n, T* factor) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  using V = simd::vec<Isa, T>;
+  auto const add = [](V const& a, V const& b) { return a + b; };
+  auto const greater = [](V const& a, V const& b) { return simd::larger<Isa, T>(a, b); };
+  V rows[std::size_t(w)], before{}, sum{};
+  for (index_t i = 0; i < w; ++i) {
+    before[i] = run(i).most, sum[i] = run(i).sum;
+    rows[i] = simd::fold_vectors<Isa, T>(n, greater, [&](index_t j) { return simd::load<Isa>(score + i * n + j); });
+  }
+  simd::transpose_square<Isa, T>(rows);
+  V const most = greater(simd::fold_array<Isa, T>(rows, greater), before);
+  V const level = most == V{} - std::numeric_limits<T>::infinity() ? V{} : most;
+  for (index_t i = 0; i < w; ++i)
+    rows[i] = simd::fold_vectors<Isa, T>(n, add, [&](index_t j) {
+      auto const e = simd::exp_of_weight<Isa, T>(simd::load<Isa>(score + i * n + j) - level[i]);
+      simd::store<Isa>(score + i * n + j, e);
+      return e;
+    });
+  simd::transpose_square<Isa, T>(rows);
+  V const scale = before == most ? V{} + T(1) : simd::exp_of_weight<Isa, T>(before - level);
+  sum = sum * scale + simd::fold_array<Isa, T>(rows, add);
+  simd::store<Isa>(factor, scale);
+  for (index_t i = 0; i < w; ++i) run(i).most = most[i], run(i).sum = sum[i];
+}
+template <class Isa, class T, class Run>
+void absorb_rows(Run const& run, T* score, index_t n, index_t rows, T* factor) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  index_t i = 0;
+  for (; i + w <= rows; i += w)
+    absorb_square<Isa>(
+        [&](index_t r) -> auto& { return run(i + r); }, score + i * n, n, factor + i);
+  for (; i < rows; ++i) factor[i] = run(i).template absorb<Isa>(score + i * n, score + i * n, n);
+}
+
 /// score becomes p = e^(score - lse); d_score = p (g.v - g.o).
 template <class Isa, class T>
 void softmax_pullback(T lse, T g_soft, T* score, T const* gv, T* d_score, index_t n) noexcept {
   for (index_t j = 0; j < n; j += Isa::template lanes<T>) {
-    auto const p = simd::exp<Isa, T>(simd::load<Isa>(score + j) - lse);
+    auto const p = simd::exp_of_weight<Isa, T>(simd::load<Isa>(score + j) - lse);
     simd::store<Isa>(score + j, p);
     simd::store<Isa>(d_score + j, p * (simd::load<Isa>(gv + j) - g_soft));
   }
@@ -110,6 +149,12 @@ struct softmax {
   template <class Isa, class T>
   static T absorb(row<T>& run, T* score, T const*, index_t n, index_t, bool) noexcept {
     return run.template absorb<Isa>(score, score, n);
+  }
+  template <class Isa, class T>
+  static void absorb_rows(row<T>* run, T* score, T const*, index_t n, index_t rows, index_t, bool,
+                          T* factor) noexcept {
+    detail::absorb_rows<Isa>(
+        [&](index_t i) -> auto& { return run[i]; }, score, n, rows, factor);
   }
   template <class T>
   static how_output<T> finish(row<T> const& run, selector_knobs const&, saved<T>& s) noexcept {

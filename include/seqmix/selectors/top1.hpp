@@ -100,16 +100,25 @@ struct top1 {
   static T absorb(row<T>& run, T* score, T const* forward, index_t n, index_t first_key, bool soft) noexcept {
     T const* const hard = forward ? forward : score;
     take_best<Isa>(run, hard, score, n, first_key);
-    if constexpr (Output == top1_output::weighted) {
-      if (forward) {
-        constexpr index_t strip = 64;
-        alignas(64) T unused[strip];
-        for (index_t j = 0; j < n; j += strip)
-          run.forward.template absorb<Isa>(forward + j, unused, n - j < strip ? n - j : strip);
-      }
-    }
+    if (Output == top1_output::weighted && forward) absorb_unseen<Isa>(run.forward, forward, n);
     if (soft || Output == top1_output::weighted) return run.surrogate.template absorb<Isa>(score, score, n);
     return T(1);
+  }
+
+  /// Many rows at once: the best of each, then their surrogates together.
+  template <class Isa, class T>
+  static void absorb_rows(row<T>* run, T* score, T const* forward, index_t n, index_t rows, index_t first_key,
+                          bool soft, T* factor) noexcept {
+    bool const surrogate = soft || Output == top1_output::weighted;
+    for (index_t i = 0; i < rows; ++i) {
+      T const* const hard = forward ? forward + i * n : score + i * n;
+      take_best<Isa>(run[i], hard, score + i * n, n, first_key);
+      if (Output == top1_output::weighted && forward) absorb_unseen<Isa>(run[i].forward, hard, n);
+      if (!surrogate) factor[i] = T(1);
+    }
+    if (surrogate)
+      detail::absorb_rows<Isa>(
+          [&](index_t i) -> auto& { return run[i].surrogate; }, score, n, rows, factor);
   }
 
   template <class T>
@@ -154,6 +163,14 @@ struct top1 {
   }
 
  private:
+  /// Scores whose weights nobody reads.
+  template <class Isa, class T>
+  static void absorb_unseen(detail::softmax_run<T>& run, T const* score, index_t n) noexcept {
+    constexpr index_t strip = 64;
+    alignas(64) T unused[strip];
+    for (index_t j = 0; j < n; j += strip)
+      run.template absorb<Isa>(score + j, unused, n - j < strip ? n - j : strip);
+  }
   /// Keeps the lowest index among the greatest scores of a tile; a NaN score is taken and stays.
   template <class Isa, class T>
   static void take_best(row<T>& run, T const* hard, T const* surrogate, index_t n, index_t first_key) noexcept {
