@@ -71,6 +71,27 @@ struct cuda_routed_attention {
                        attention_gradient<T> const& d, arena& ws);
 };
 
+/// The kernels of attention with a selector's halves; void: there are none.
+template <class Which, class How, class T>
+struct cuda_attention_of {
+  using type = void;
+};
+template <class Which, class How, class T>
+requires on_cuda_softmax<Which, How>
+struct cuda_attention_of<Which, How, T> {
+  using type = cuda_attention<Which, T>;
+};
+template <class Which, class How, class T>
+requires on_cuda_top1<Which, How>
+struct cuda_attention_of<Which, How, T> {
+  using type = cuda_top1<Which, How, T>;
+};
+template <class Which, class How, class T>
+requires on_cuda_routed<Which, How>
+struct cuda_attention_of<Which, How, T> {
+  using type = cuda_routed_attention<Which, T>;
+};
+
 /// The additive recurrence with a decay of its own for every number of the state,
 ///   S[k][h,v] = e^(g_h rate_hk) S[k][h,v] + write_h k_k v_(h,v),    o_(h,v) = scale sum over k of q_k S[k][h,v],
 /// as a scan over time: small K (elementwise states, Mamba-1). Final and initial states [N,H,K,V].

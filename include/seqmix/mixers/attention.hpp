@@ -5,6 +5,7 @@
 #include <seqmix/kernels/cpu/attention_channels.hpp>
 #include <seqmix/kernels/cpu/attention_compressed.hpp>
 #include <seqmix/kernels/cpu/routed_attention.hpp>
+#include <seqmix/kernels/cuda_kernels.hpp>
 #include <seqmix/kernels/reference/attention.hpp>
 #include <seqmix/mixers/mixer.hpp>
 
@@ -17,7 +18,9 @@ namespace mixer_detail {
 template <class T, class Gate>
 struct history_cache {
   static constexpr bool gated = Gate::spec.decays && !Gate::spec.constant();
-  view4<T> k_nlhk, v_nlhv, g_nlhk;
+  using number = accumulator_t<T>;
+  view4<T> k_nlhk, v_nlhv;
+  view4<number> g_nlhk;
   index_t* length = nullptr;  ///< [N]
 
   static history_cache carve(arena& a, mixer_shape const& s, index_t capacity) {
@@ -25,7 +28,7 @@ struct history_cache {
     history_cache c;
     c.k_nlhk = a.take_view<T, 4>({N, capacity, s.key_heads, s.key_dim});
     c.v_nlhv = a.take_view<T, 4>({N, capacity, s.value_heads, s.value_dim});
-    if constexpr (gated) c.g_nlhk = a.take_view<T, 4>({N, capacity, s.gate_heads, decays(s)});
+    if constexpr (gated) c.g_nlhk = a.take_view<number, 4>({N, capacity, s.gate_heads, decays(s)});
     c.length = a.take<index_t>(N);
     return c;
   }
@@ -55,6 +58,16 @@ view3<T> of_sequence(view4<T> x_nlhc, index_t n) {
           {x_nlhc.extent[1], x_nlhc.extent[2], x_nlhc.extent[3]},
           {x_nlhc.stride[1], x_nlhc.stride[2], x_nlhc.stride[3]}};
 }
+
+/// A gate that only biases scores.
+template <class Gate>
+inline constexpr bool biases_scores =
+    !Gate::spec.writes && !(Gate::spec.decays && Gate::spec.decay == axis::head_key);
+/// void where there are no CUDA kernels.
+template <class Gate, class Selector, class T>
+using cuda_attention = std::conditional_t<
+    biases_scores<Gate>,
+    typename kernels::cuda_attention_of<typename Selector::which_type, typename Selector::how_type, T>::type, void>;
 
 }  // namespace mixer_detail
 
@@ -99,8 +112,8 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
   template <class T>
   struct saved {
     using kernel_type =
-        typename std::conditional_t<routed, std::type_identity<kernels::routed_saved<which_type, T>>,
-                                    std::type_identity<kernels::attention_saved<how_type, T>>>::type;
+        typename std::conditional_t<routed, std::type_identity<kernels::routed_saved<which_type, accumulator_t<T>>>,
+                                    std::type_identity<kernels::attention_saved<how_type, accumulator_t<T>>>>::type;
     kernel_type kernel;
     template <class Isa>
     static saved carve(arena& a, mixer_shape const& s) {
@@ -141,6 +154,22 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     }
   }
 
+  /// On a device: all views and the cache's lengths lie in its memory (kernels/cuda_kernels.hpp). A cache without
+  /// room stays as it is, and that sequence's rows become NaN.
+  template <class T>
+  static void forward(device::cuda const& dev, mixer_shape const& s, mixer_input<T> const& in, view3<same<T>> o_rhv,
+                      state<same<T>> const* before, state<same<T>>* after, saved<same<T>> const* keep, arena& ws,
+                      attention_record const& record =
+                          {}) requires(!std::is_void_v<mixer_detail::cuda_attention<Gate, Selector, T>>) {
+    using kernel = mixer_detail::cuda_attention<Gate, Selector, T>;
+    auto const x = kernel_input(s, in, before, in.v_rhv);
+    if (after) expect_cache(s, *after);
+    kernel::forward(dev, kernel_shape(s), x, o_rhv, keep ? &keep->kernel : nullptr, record, ws);
+    if (after)
+      kernels::cuda_history<T>::remember(dev, kernel_shape(s), x, windowed, after->k_nlhk, after->v_nlhv,
+                                         after->g_nlhk, after->length, o_rhv);
+  }
+
   template <class Isa, class Threads, class T>
   static void backward(device::basic_cpu<Isa, Threads> dev, mixer_shape const& s, mixer_input<T> const& in,
                        view3<same<T> const> o_rhv, saved<same<T>> const& keep, view3<same<T> const> d_o_rhv,
@@ -149,15 +178,7 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     arena_scope const scope(ws);
     auto const x = kernel_input(s, in, before, scaled_values(dev, s, in, ws));
     if (d_after) expect_cache(s, *d_after);
-    if (d_before) expect_cache(s, *d_before);
-    attention_gradient<T> dx{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk};
-    dx.sink_h = d.sink_h;
-    dx.rate_hk = d.rate_hk;
-    if (d_before) {
-      dx.past_k_nlhk = d_before->k_nlhk;
-      dx.past_v_nlhv = d_before->v_nlhv;
-      dx.past_g_nlhk = d_before->g_nlhk;
-    }
+    auto const dx = kernel_gradient(s, d, d_before);
     if constexpr (routed)
       kernels::routed_attention_backward<which_type>(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx, ws);
     else if constexpr (compressed)
@@ -172,6 +193,22 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
     if (dev.dry) return;
     if (d_after) add_remembered(s, x, *d_after, dx);
     unscale_values(dev, s, in, d);
+  }
+
+  template <class T>
+  static void backward(device::cuda const& dev, mixer_shape const& s, mixer_input<T> const& in,
+                       view3<same<T> const> o_rhv, saved<same<T>> const& keep, view3<same<T> const> d_o_rhv,
+                       state<same<T>> const* before, state<same<T>> const* d_after,
+                       mixer_gradient<same<T>> const& d, state<same<T>>* d_before,
+                       arena& ws) requires(!std::is_void_v<mixer_detail::cuda_attention<Gate, Selector, T>>) {
+    using kernel = mixer_detail::cuda_attention<Gate, Selector, T>;
+    auto const x = kernel_input(s, in, before, in.v_rhv);
+    if (d_after) expect_cache(s, *d_after);
+    auto const dx = kernel_gradient(s, d, d_before);
+    kernel::backward(dev, kernel_shape(s), x, o_rhv, keep.kernel, d_o_rhv, dx, ws);
+    if (d_after)
+      kernels::cuda_history<T>::add_remembered(dev, kernel_shape(s), x, windowed, d_after->k_nlhk, d_after->v_nlhv,
+                                               d_after->g_nlhk, dx);
   }
 
  private:
@@ -196,6 +233,20 @@ requires(State::spec.kind == state_kind::history) struct mixer<State, Gate, Sele
       x.past_length = before->length;
     }
     return x;
+  }
+
+  template <class T>
+  static attention_gradient<T> kernel_gradient(mixer_shape const& s, mixer_gradient<T> const& d,
+                                               state<same<T>> const* d_before) {
+    attention_gradient<T> dx{d.q_rhk, d.k_rhk, d.v_rhv, d.g_rhk};
+    dx.sink_h = d.sink_h;
+    dx.rate_hk = d.rate_hk;
+    if (!d_before) return dx;
+    expect_cache(s, *d_before);
+    dx.past_k_nlhk = d_before->k_nlhk;
+    dx.past_v_nlhv = d_before->v_nlhv;
+    dx.past_g_nlhk = d_before->g_nlhk;
+    return dx;
   }
 
   template <class T>

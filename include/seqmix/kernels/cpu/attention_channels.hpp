@@ -97,14 +97,17 @@ class channel_attention_head : attention_head<Which, How, Isa, T> {
     pack();
     transpose_tiles<Isa>(w_.value, vp_, p_.keys, s_.value_dim, w_.value_t, tile);
     *d_sink = 0.0;
-    for (T* p : {w_.d_key, c_.d_key_far, c_.d_decay}) std::fill_n(p, padded_keys() * kp_, T(0));
+    std::fill_n(w_.d_key, padded_keys() * kp_, T(0));
+    std::fill_n(c_.d_key_far, padded_keys() * kp_, T(0));
+    std::fill_n(c_.d_decay, padded_keys() * kp_, T(0));
     std::fill_n(w_.d_value, padded_keys() * vp_, T(0));
     for (index_t i0 = 0, count = 0; i0 < p_.rows; i0 += count) {
       count = begin_block(i0, true);
       copy_rows(d_o_rhv.at(p_.first + i0, p_.head), d_o_rhv.stride[0], count, s_.value_dim, w_.dout, vp_);
       for (index_t i = 0; i < count; ++i) w_.upstream[i] = base::upstream_of_row(i, i0, o_rhv, saved);
       base::add_sink_gradient(i0, count, saved, d_sink);
-      for (T* p : {w_.d_q, c_.d_near}) std::fill_n(p, count * kp_, T(0));
+      std::fill_n(w_.d_q, count * kp_, T(0));
+      std::fill_n(c_.d_near, count * kp_, T(0));
       for (index_t j0 = low_; j0 < high_; j0 += tile) backward_tile(i0, count, j0, saved);
       finish_queries(i0, count, d);
     }
@@ -142,7 +145,8 @@ class channel_attention_head : attention_head<Which, How, Isa, T> {
       for (index_t c = 0; c < s_.key_dim; ++c) g[c] = bounded_log_decay(decays_.raw(p_, j, c));
       std::fill(g + s_.key_dim, g + kp_, T(0));
     }
-    for (T* p : {c_.key, c_.g}) std::fill(p + p_.keys * kp_, p + padded_keys() * kp_, T(0));
+    std::fill(c_.key + p_.keys * kp_, c_.key + padded_keys() * kp_, T(0));
+    std::fill(c_.g + p_.keys * kp_, c_.g + padded_keys() * kp_, T(0));
     done_ = 0;
   }
 
