@@ -89,7 +89,8 @@ DOCTEST_TEST_CASE_TEMPLATE("a softmax over many rows at once is the softmax of e
       if (tile == 3) score[1] = std::numeric_limits<T>::quiet_NaN();
       weight = score;
       selectors::detail::absorb_rows<isa>(
-          [&](index_t i) -> auto& { return together[std::size_t(i)]; }, weight.data(), width, rows, factor.data());
+          [&](index_t i) -> auto& { return together[std::size_t(i)]; }, weight.data(), width, width, rows,
+          factor.data());
       for (index_t i = 0; i < rows; ++i) {
         auto& run = alone[std::size_t(i)];
         T* const row = score.data() + i * width;

@@ -69,10 +69,10 @@ struct softmax_run {
   T inverse_sum() const noexcept { return sum == T(0) ? T(0) : T(1) / sum; }
 };
 
-/// The same for as many rows as a vector has lanes, whose scores lie n apart: their maxima and sums are taken by a
-/// transpose, so that no row waits for its own. `run(i)` is row i's; factor [rows].
+/// The same for as many rows as a vector has lanes, whose n scores begin `stride` apart: their maxima and sums are
+/// taken by a transpose, so that no row waits for its own. `run(i)` is row i's; factor [rows].
 template <class Isa, class T, class Run>
-SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t n, T* factor) noexcept {
+SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t stride, index_t n, T* factor) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   using V = simd::vec<Isa, T>;
   auto const add = [](V const& a, V const& b) { return a + b; };
@@ -80,15 +80,16 @@ SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t n, T* factor)
   V rows[std::size_t(w)], before{}, sum{};
   for (index_t i = 0; i < w; ++i) {
     before[i] = run(i).most, sum[i] = run(i).sum;
-    rows[i] = simd::fold_vectors<Isa, T>(n, greater, [&](index_t j) { return simd::load<Isa>(score + i * n + j); });
+    rows[i] =
+        simd::fold_vectors<Isa, T>(n, greater, [&](index_t j) { return simd::load<Isa>(score + i * stride + j); });
   }
   simd::transpose_square<Isa, T>(rows);
   V const most = greater(simd::fold_array<Isa, T>(rows, greater), before);
   V const level = most == V{} - std::numeric_limits<T>::infinity() ? V{} : most;
   for (index_t i = 0; i < w; ++i)
     rows[i] = simd::fold_vectors<Isa, T>(n, add, [&](index_t j) {
-      auto const e = simd::exp_of_weight<Isa, T>(simd::load<Isa>(score + i * n + j) - level[i]);
-      simd::store<Isa>(score + i * n + j, e);
+      auto const e = simd::exp_of_weight<Isa, T>(simd::load<Isa>(score + i * stride + j) - level[i]);
+      simd::store<Isa>(score + i * stride + j, e);
       return e;
     });
   simd::transpose_square<Isa, T>(rows);
@@ -98,13 +99,13 @@ SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t n, T* factor)
   for (index_t i = 0; i < w; ++i) run(i).most = most[i], run(i).sum = sum[i];
 }
 template <class Isa, class T, class Run>
-void absorb_rows(Run const& run, T* score, index_t n, index_t rows, T* factor) noexcept {
+void absorb_rows(Run const& run, T* score, index_t stride, index_t n, index_t rows, T* factor) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   index_t i = 0;
   for (; i + w <= rows; i += w)
     absorb_square<Isa>(
-        [&](index_t r) -> auto& { return run(i + r); }, score + i * n, n, factor + i);
-  for (; i < rows; ++i) factor[i] = run(i).template absorb<Isa>(score + i * n, score + i * n, n);
+        [&](index_t r) -> auto& { return run(i + r); }, score + i * stride, stride, n, factor + i);
+  for (; i < rows; ++i) factor[i] = run(i).template absorb<Isa>(score + i * stride, score + i * stride, n);
 }
 
 /// score becomes p = e^(score - lse); d_score = p (g.v - g.o).
@@ -154,7 +155,7 @@ struct softmax {
   static void absorb_rows(row<T>* run, T* score, T const*, index_t n, index_t rows, index_t, bool,
                           T* factor) noexcept {
     detail::absorb_rows<Isa>(
-        [&](index_t i) -> auto& { return run[i]; }, score, n, rows, factor);
+        [&](index_t i) -> auto& { return run[i]; }, score, n, n, rows, factor);
   }
   template <class T>
   static how_output<T> finish(row<T> const& run, selector_knobs const&, saved<T>& s) noexcept {

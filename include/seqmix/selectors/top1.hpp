@@ -92,6 +92,10 @@ struct top1 {
     T held = T(0);           ///< the weight its value came out with, times hard_fraction
     index_t chosen = -1;
   };
+  /// Values get a derivative by the choice alone.
+  static constexpr bool scatters(selector_knobs const& knobs) noexcept {
+    return knobs.hard_fraction == 1.0 && Gradient != top1_gradient::straight_through_output;
+  }
   static constexpr bool soft(selector_knobs const& knobs, bool training) noexcept {
     return knobs.hard_fraction != 1.0 || (training && Gradient != top1_gradient::none);
   }
@@ -118,7 +122,7 @@ struct top1 {
     }
     if (surrogate)
       detail::absorb_rows<Isa>(
-          [&](index_t i) -> auto& { return run[i].surrogate; }, score, n, rows, factor);
+          [&](index_t i) -> auto& { return run[i].surrogate; }, score, n, n, rows, factor);
   }
 
   template <class T>

@@ -116,7 +116,9 @@ class attention_head {
       for (index_t i = 0; i < count; ++i) w_.upstream[i] = upstream_of_row(i, i0, o_rhv, saved);
       add_sink_gradient(i0, count, saved, d_sink);
       std::fill_n(w_.d_q, count * kp_, T(0));
-      for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, saved);
+      if (scatters()) scatter_values(i0, count, saved);
+      if (!scatters() || How::soft(s_.knobs, true))
+        for (index_t j0 = low_; j0 < high_; j0 += tile_keys) backward_tile(i0, count, j0, saved);
       if (d.q_rhk)
         write_rows(w_.d_q, kp_, count, s_.key_dim, q_scale(), d.q_rhk.at(p_.first + i0, p_.head), d.q_rhk.stride[0],
                    false);
@@ -146,19 +148,9 @@ class attention_head {
     std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
   }
   void transpose_keys() {
-    for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys) {
-      T* const to = w_.key_t + j0 * s_.key_dim;
-      index_t const end = (std::min)(p_.keys, j0 + tile_keys);
-      if (p_.past <= j0 || end <= p_.past) {
-        transpose<Isa>(p_.key(j0), p_.key_row(j0), end - j0, s_.key_dim, to, tile_keys);
-        continue;
-      }
-      // The past ends inside this tile.
-      for (index_t j = 0; j < tile_keys; ++j) {
-        T const* const from = j0 + j < end ? p_.key(j0 + j) : nullptr;
-        for (index_t c = 0; c < s_.key_dim; ++c) to[c * tile_keys + j] = from ? from[c] : T(0);
-      }
-    }
+    for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys)
+      p_.template transpose_keys<Isa>(j0, (std::min)(p_.keys, j0 + tile_keys), s_.key_dim,
+                                      w_.key_t + j0 * s_.key_dim, tile_keys);
   }
 
   typename How::template row<T> first_row() const noexcept {
@@ -226,14 +218,14 @@ class attention_head {
   /// strips.
   template <class F>
   void for_strips(index_t count, index_t j0, index_t tile, F const& f) const {
-    constexpr index_t strip = 16, w = Isa::template lanes<T>;
+    constexpr index_t strip = 16;
     if (j0 + tile <= all_end_) return f(0, count, tile);
     for (index_t first = 0; first < count; first += strip) {
       index_t const rows = (std::min)(strip, count - first);
       index_t end = j0;
       for (index_t i = first; i < first + rows; ++i)
         for (int r = 0; r < w_.seen[i].count; ++r) end = (std::max)(end, w_.seen[i].range[std::size_t(r)].end);
-      if (end > j0) f(first, rows, (std::min)(tile, (end - j0 + w - 1) / w * w));
+      if (end > j0) f(first, rows, (std::min)(tile, simd::padded<Isa, T>(end - j0)));
     }
   }
 
@@ -314,6 +306,23 @@ class attention_head {
   auto& kept(attention_saved<How, T> const& saved, index_t row) const noexcept {
     return saved.row[(p_.first + row) * s_.heads + p_.head];
   }
+  /// Whether only the chosen values of hard rows get a derivative.
+  bool scatters() const noexcept {
+    if constexpr (requires { How::scatters(s_.knobs); })
+      return How::scatters(s_.knobs);
+    else
+      return false;
+  }
+  void scatter_values(index_t i0, index_t count, attention_saved<How, T> const& saved) noexcept {
+    if constexpr (How::spec.hard)
+      for (index_t i = 0; i < count; ++i) {
+        auto const& row = kept(saved, i0 + i);
+        if (row.chosen >= 0)
+          simd::map<Isa>(
+              vp_, [held = row.held](auto const& d, auto const& g) { return d + held * g; },
+              w_.d_value + row.chosen * vp_, w_.d_value + row.chosen * vp_, w_.dout + i * vp_);
+      }
+  }
   void backward_tile(index_t i0, index_t count, index_t j0, attention_saved<How, T> const& saved) {
     score_tile(count, i0, j0);
     for_strips(count, j0, tile_keys, [&](index_t first, index_t rows, index_t keys) {
@@ -334,8 +343,9 @@ class attention_head {
                         w_.d_q + first * kp_, kp_, true);
       tile_product<Isa>(keys, kp_, rows, tile_operand<T>{d_score, 1, tile_keys}, w_.q + first * kp_, kp_,
                         w_.d_key + j0 * kp_, kp_, true);
-      tile_product<Isa>(keys, vp_, rows, tile_operand<T>{score, 1, tile_keys}, w_.dout + first * vp_, vp_,
-                        w_.d_value + j0 * vp_, vp_, true);
+      if (!scatters())
+        tile_product<Isa>(keys, vp_, rows, tile_operand<T>{score, 1, tile_keys}, w_.dout + first * vp_, vp_,
+                          w_.d_value + j0 * vp_, vp_, true);
     });
   }
   row_gradient<T> upstream_of_row(index_t i, index_t i0, view3<T const> o_rhv,

@@ -34,16 +34,38 @@ struct head_place {
   T const* key(index_t j) const noexcept {
     return j < past ? in->past_k_nlhk.at(sequence, j, key_head) : in->k_rhk.at(first + j - past, key_head);
   }
-  /// From key j to the next one of the same kind.
-  index_t key_row(index_t j) const noexcept { return j < past ? in->past_k_nlhk.stride[1] : in->k_rhk.stride[0]; }
   T const* value(index_t j) const noexcept {
     return j < past ? in->past_v_nlhv.at(sequence, j, value_head) : in->v_rhv.at(first + j - past, value_head);
+  }
+  /// Keys [begin, end) to [channel][width], zero behind the last.
+  template <class Isa>
+  void transpose_keys(index_t begin, index_t end, index_t channels, T* to, index_t width) const noexcept {
+    index_t const row = begin < past ? in->past_k_nlhk.stride[1] : in->k_rhk.stride[0];
+    transpose_range<Isa>(begin, end, channels, to, width, row, [&](index_t j) { return key(j); });
+  }
+  template <class Isa>
+  void transpose_values(index_t begin, index_t end, index_t channels, T* to, index_t width) const noexcept {
+    index_t const row = begin < past ? in->past_v_nlhv.stride[1] : in->v_rhv.stride[0];
+    transpose_range<Isa>(begin, end, channels, to, width, row, [&](index_t j) { return value(j); });
   }
   bool gated() const noexcept { return in->g_rhk.data != nullptr; }
   bool constant_gate() const noexcept { return in->g_rhk.stride[0] == 0; }
   T log_decay(index_t j) const noexcept {
     if (constant_gate()) return in->g_rhk(0, gate_head, 0);
     return j < past ? in->past_g_nlhk(sequence, j, gate_head, 0) : in->g_rhk(first + j - past, gate_head, 0);
+  }
+
+ private:
+  /// Tokens of one kind lie `row` apart; where the past ends inside the range they go one by one.
+  template <class Isa, class Token>
+  void transpose_range(index_t begin, index_t end, index_t channels, T* to, index_t width, index_t row,
+                       Token const& token) const noexcept {
+    if (begin < end && (begin >= past || end <= past))
+      return transpose<Isa>(token(begin), row, end - begin, channels, to, width);
+    for (index_t j = 0; j < width; ++j) {
+      T const* const from = begin + j < end ? token(begin + j) : nullptr;
+      for (index_t c = 0; c < channels; ++c) to[c * width + j] = from ? from[c] : T(0);
+    }
   }
 };
 

@@ -102,8 +102,7 @@ class chunk_tiles {
 
   void pack_keys() const noexcept {
     for_grid([&](index_t begin, index_t end, index_t column) {
-      transpose_tokens(
-          begin, end, [&](index_t j) { return place.key(j); }, s.key_dim, w.key_t + column * s.key_dim);
+      place.template transpose_keys<Isa>(begin, end, s.key_dim, w.key_t + column * s.key_dim, grid.width);
     });
   }
   void pack_values() const noexcept {
@@ -114,8 +113,7 @@ class chunk_tiles {
     pack_values();
     for (index_t j = 0; j < place.keys; ++j) copy_rows(place.key(j), 0, 1, s.key_dim, w.key + j * kp, kp);
     for_grid([&](index_t begin, index_t end, index_t column) {
-      transpose_tokens(
-          begin, end, [&](index_t j) { return place.value(j); }, s.value_dim, w.value_t + column * s.value_dim);
+      place.template transpose_values<Isa>(begin, end, s.value_dim, w.value_t + column * s.value_dim, grid.width);
     });
     std::fill_n(w.d_key, place.keys * kp, T(0));
     std::fill_n(w.d_value, place.keys * vp, T(0));
@@ -175,43 +173,87 @@ class chunk_tiles {
   T* gv(index_t i) const noexcept { return w.gv + i * block_keys; }
   T* d_score(index_t i) const noexcept { return w.d_score + i * block_keys; }
 
-  /// scale q.k / temperature + bias where a query is to meet the key, -inf elsewhere.
-  void score_tile(key_tile const& tile, index_t first, index_t last) const noexcept {
-    tile_product<Isa>(last - first, columns(tile), s.key_dim, tile_operand<T>{w.q + first * kp, kp, 1},
-                      w.key_t + tile.column * s.key_dim, grid.width, score(first), block_keys, false);
-    for (index_t i = first; i < last; ++i) {
-      if (place.gated()) {
-        double const here = w.g[position(i)];
-        for (index_t j = 0; j < tile.size(); ++j) score(i)[j] += T(here - w.g[tile.begin + j]);
-      }
-      auto const seen = rows.seen[std::size_t(i)];
-      index_t const from = std::clamp<index_t>(seen.begin - tile.begin, 0, tile.size());
-      index_t const to = std::clamp<index_t>(seen.end - tile.begin, from, tile.size());
-      std::fill(score(i), score(i) + from, hidden);
-      std::fill(score(i) + to, score(i) + columns(tile), hidden);
+  /// f(first, rows, columns) for the queries [first, last): a tile that they do not all see to its end falls into
+  /// strips, each with the columns that it sees at most. What lies behind is not computed.
+  template <class F>
+  void for_strips(key_tile const& tile, index_t first, index_t last, F const& f) const {
+    constexpr index_t strip = 16;
+    auto const seen_end = [&](index_t i) { return rows.seen[std::size_t(i)].end; };
+    bool whole = true;
+    for (index_t i = first; i < last; ++i) whole = whole && seen_end(i) >= tile.end;
+    if (whole) return f(first, last - first, columns(tile));
+    for (index_t i0 = first; i0 < last; i0 += strip) {
+      index_t const count = (std::min)(strip, last - i0);
+      index_t end = tile.begin;
+      for (index_t i = i0; i < i0 + count; ++i) end = (std::max)(end, (std::min)(seen_end(i), tile.end));
+      if (end > tile.begin) f(i0, count, simd::padded<Isa, T>(end - tile.begin));
     }
   }
-  /// gv = g.v of every pair, for the upstream gradients in w.dout.
+
+  /// scale q.k / temperature + bias where a query is to meet the key, -inf elsewhere.
+  void score_tile(key_tile const& tile, index_t first, index_t last) const noexcept {
+    for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
+      tile_product<Isa>(count, width, s.key_dim, tile_operand<T>{w.q + i0 * kp, kp, 1},
+                        w.key_t + tile.column * s.key_dim, grid.width, score(i0), block_keys, false);
+    });
+    for (index_t i = first; i < last; ++i) {
+      auto const seen = seen_of(tile, i);
+      if (place.gated()) {
+        double const here = w.g[position(i)];
+        for (index_t j = seen.begin; j < seen.end; ++j) score(i)[j] += T(here - w.g[tile.begin + j]);
+      }
+      std::fill(score(i), score(i) + seen.begin, hidden);
+      std::fill(score(i) + seen.end, score(i) + columns(tile), hidden);
+    }
+  }
+  /// The columns of a tile that a query is to meet.
+  key_range seen_of(key_tile const& tile, index_t i) const noexcept {
+    auto const seen = rows.seen[std::size_t(i)];
+    index_t const from = std::clamp<index_t>(seen.begin - tile.begin, 0, tile.size());
+    return {from, std::clamp<index_t>(seen.end - tile.begin, from, tile.size())};
+  }
+  /// acc += weights times values, for the weights that stand in place of the scores.
+  void add_values(key_tile const& tile, index_t first, index_t last, T* acc) const noexcept {
+    for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
+      tile_product<Isa>(count, vp, (std::min)(width, tile.size()), tile_operand<T>{score(i0), block_keys, 1},
+                        w.value + tile.begin * vp, vp, acc + i0 * vp, vp, true);
+    });
+  }
+  /// gv = g.v of every pair up to the last that a query is to meet, for the upstream gradients in w.dout; 0 behind.
   void gv_tile(key_tile const& tile, index_t first, index_t last) const noexcept {
-    tile_product<Isa>(last - first, columns(tile), s.value_dim, tile_operand<T>{w.dout + first * vp, vp, 1},
-                      w.value_t + tile.column * s.value_dim, grid.width, gv(first), block_keys, false);
+    for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
+      tile_product<Isa>(count, width, s.value_dim, tile_operand<T>{w.dout + i0 * vp, vp, 1},
+                        w.value_t + tile.column * s.value_dim, grid.width, gv(i0), block_keys, false);
+    });
+    for (index_t i = first; i < last; ++i) std::fill(gv(i) + seen_of(tile, i).end, gv(i) + columns(tile), T(0));
+  }
+  /// Hands weights and d_score to the queries of the block, to keys, values and gate.
+  void pull_weights(key_tile const& tile, index_t first, index_t last) const noexcept {
+    pull_scores(tile, first, last);
+    for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
+      tile_product<Isa>((std::min)(width, tile.size()), vp, count, tile_operand<T>{score(i0), 1, block_keys},
+                        w.dout + i0 * vp, vp, w.d_value + tile.begin * vp, vp, true);
+    });
   }
   /// Hands d_score to the queries of the block, the keys and the gate.
   void pull_scores(key_tile const& tile, index_t first, index_t last) const noexcept {
-    if (place.gated())
-      for (index_t i = first; i < last; ++i) {
-        double row = 0.0;
-        for (index_t j = 0; j < tile.size(); ++j) {
-          double const d = double(d_score(i)[j]);
-          row += d;
-          w.d_g[tile.begin + j] -= d;
-        }
-        w.d_g[position(i)] += row;
+    for (index_t i = first; i < last && place.gated(); ++i) {
+      auto const seen = seen_of(tile, i);
+      double row = 0.0;
+      for (index_t j = seen.begin; j < seen.end; ++j) {
+        double const d = double(d_score(i)[j]);
+        row += d;
+        w.d_g[tile.begin + j] -= d;
       }
-    tile_product<Isa>(last - first, kp, tile.size(), tile_operand<T>{d_score(first), block_keys, 1},
-                      w.key + tile.begin * kp, kp, w.d_q + first * kp, kp, true);
-    tile_product<Isa>(tile.size(), kp, last - first, tile_operand<T>{d_score(first), 1, block_keys},
-                      w.q + first * kp, kp, w.d_key + tile.begin * kp, kp, true);
+      w.d_g[position(i)] += row;
+    }
+    for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
+      index_t const keys = (std::min)(width, tile.size());
+      tile_product<Isa>(count, kp, keys, tile_operand<T>{d_score(i0), block_keys, 1}, w.key + tile.begin * kp, kp,
+                        w.d_q + i0 * kp, kp, true);
+      tile_product<Isa>(keys, kp, count, tile_operand<T>{d_score(i0), 1, block_keys}, w.q + i0 * kp, kp,
+                        w.d_key + tile.begin * kp, kp, true);
+    });
   }
 
   static constexpr T hidden = -std::numeric_limits<T>::infinity();
@@ -230,14 +272,6 @@ class chunk_tiles {
         index_t const begin = grid.begin(c) + t * grid.width;
         f(begin, (std::min)(begin + grid.width, grid.end(c)), (c * grid.per_chunk + t) * grid.width);
       }
-  }
-  /// Tokens [begin, end) to [channel][width], zero behind the last.
-  template <class Token>
-  void transpose_tokens(index_t begin, index_t end, Token const& token, index_t channels, T* to) const noexcept {
-    for (index_t j = 0; j < grid.width; ++j) {
-      T const* const from = begin + j < end ? token(begin + j) : nullptr;
-      for (index_t c = 0; c < channels; ++c) to[c * grid.width + j] = from ? from[c] : T(0);
-    }
   }
 };
 

@@ -205,16 +205,15 @@ class routed_head {
       std::copy_n(w_.acc + t_.rows.row[std::size_t(i)] * t_.vp, t_.vp, w_.tile_acc + i * t_.vp);
     t_.for_tiles([&](key_tile const& tile, index_t first, index_t last) {
       t_.score_tile(tile, first, last);
-      for (index_t i = first; i < last; ++i) {
-        auto& run = w_.run[t_.rows.row[std::size_t(i)]];
-        T const factor = run.template absorb<Isa>(t_.score(i), t_.score(i), t_.columns(tile));
-        T* const acc = w_.tile_acc + i * t_.vp;
-        if (factor != T(1))
+      alignas(64) T factor[block_rows];
+      selectors::detail::absorb_rows<Isa>(
+          [&](index_t i) -> auto& { return w_.run[t_.rows.row[std::size_t(first + i)]]; }, t_.score(first),
+          block_keys, t_.columns(tile), last - first, factor);
+      for (index_t i = first; i < last; ++i)
+        if (T const x = factor[i - first]; x != T(1))
           simd::map<Isa>(
-              t_.vp, [=](auto const& x) { return x * factor; }, acc, acc);
-      }
-      tile_product<Isa>(last - first, t_.vp, tile.size(), tile_operand<T>{t_.score(first), block_keys, 1},
-                        t_.w.value + tile.begin * t_.vp, t_.vp, w_.tile_acc + first * t_.vp, t_.vp, true);
+              t_.vp, [=](auto const& acc) { return acc * x; }, w_.tile_acc + i * t_.vp, w_.tile_acc + i * t_.vp);
+      t_.add_values(tile, first, last, w_.tile_acc);
     });
     for (index_t i = 0; i < t_.rows.count; ++i)
       std::copy_n(w_.tile_acc + i * t_.vp, t_.vp, w_.acc + t_.rows.row[std::size_t(i)] * t_.vp);
@@ -254,9 +253,7 @@ class routed_head {
         selectors::detail::softmax_pullback<Isa>(saved.lse[at(row)], w_.g_output[row], t_.score(i), t_.gv(i),
                                                  t_.d_score(i), t_.columns(tile));
       }
-      t_.pull_scores(tile, first, last);
-      tile_product<Isa>(tile.size(), t_.vp, last - first, tile_operand<T>{t_.score(first), 1, block_keys},
-                        t_.w.dout + first * t_.vp, t_.vp, t_.w.d_value + tile.begin * t_.vp, t_.vp, true);
+      t_.pull_weights(tile, first, last);
     });
     add_d_q();
   }
