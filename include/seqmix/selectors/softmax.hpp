@@ -69,22 +69,30 @@ struct softmax_run {
   T inverse_sum() const noexcept { return sum == T(0) ? T(0) : T(1) / sum; }
 };
 
-/// The same for as many rows as a vector has lanes, whose n scores begin `stride` apart: their maxima and sums are
-/// taken by a transpose, so that no row waits for its own. `run(i)` is row i's; factor [rows].
+/// The greatest of the n scores of each of as many rows as a vector has lanes, rows `stride` apart: by a transpose,
+/// so that no row waits for its own. A NaN may or may not show.
+template <class Isa, class T>
+SEQMIX_INLINE simd::vec<Isa, T> maxima_of_square(T const* score, index_t stride, index_t n) noexcept {
+  constexpr index_t w = Isa::template lanes<T>;
+  using V = simd::vec<Isa, T>;
+  auto const greater = [](V const& a, V const& b) { return simd::larger<Isa, T>(a, b); };
+  V rows[std::size_t(w)];
+  for (index_t i = 0; i < w; ++i)
+    rows[i] =
+        simd::fold_vectors<Isa, T>(n, greater, [&](index_t j) { return simd::load<Isa>(score + i * stride + j); });
+  simd::transpose_square<Isa, T>(rows);
+  return simd::fold_array<Isa, T>(rows, greater);
+}
+/// softmax_run::absorb for those rows, whose maxima are `here`. `run(i)` is row i's.
 template <class Isa, class T, class Run>
-SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t stride, index_t n, T* factor) noexcept {
+SEQMIX_INLINE void absorb_square(Run const& run, simd::vec<Isa, T> const& here, T* score, index_t stride, index_t n,
+                                 T* factor) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   using V = simd::vec<Isa, T>;
   auto const add = [](V const& a, V const& b) { return a + b; };
-  auto const greater = [](V const& a, V const& b) { return simd::larger<Isa, T>(a, b); };
   V rows[std::size_t(w)], before{}, sum{};
-  for (index_t i = 0; i < w; ++i) {
-    before[i] = run(i).most, sum[i] = run(i).sum;
-    rows[i] =
-        simd::fold_vectors<Isa, T>(n, greater, [&](index_t j) { return simd::load<Isa>(score + i * stride + j); });
-  }
-  simd::transpose_square<Isa, T>(rows);
-  V const most = greater(simd::fold_array<Isa, T>(rows, greater), before);
+  for (index_t i = 0; i < w; ++i) before[i] = run(i).most, sum[i] = run(i).sum;
+  V const most = simd::larger<Isa, T>(here, before);
   V const level = most == V{} - std::numeric_limits<T>::infinity() ? V{} : most;
   for (index_t i = 0; i < w; ++i)
     rows[i] = simd::fold_vectors<Isa, T>(n, add, [&](index_t j) {
@@ -98,14 +106,27 @@ SEQMIX_INLINE void absorb_square(Run const& run, T* score, index_t stride, index
   simd::store<Isa>(factor, scale);
   for (index_t i = 0; i < w; ++i) run(i).most = most[i], run(i).sum = sum[i];
 }
+/// The same for any number of rows.
 template <class Isa, class T, class Run>
 void absorb_rows(Run const& run, T* score, index_t stride, index_t n, index_t rows, T* factor) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   index_t i = 0;
-  for (; i + w <= rows; i += w)
-    absorb_square<Isa>(
-        [&](index_t r) -> auto& { return run(i + r); }, score + i * stride, stride, n, factor + i);
+  for (; i + w <= rows; i += w) {
+    T* const first = score + i * stride;
+    absorb_square<Isa, T>(
+        [&](index_t r) -> auto& { return run(i + r); }, maxima_of_square<Isa>(first, stride, n), first, stride, n,
+        factor + i);
+  }
   for (; i < rows; ++i) factor[i] = run(i).template absorb<Isa>(score + i * stride, score + i * stride, n);
+}
+/// Whether one of the scores is NaN, or infinite: a quick question that most tiles answer with no.
+template <class Isa, class T>
+SEQMIX_INLINE bool may_hold_nan(T const* score, index_t count) noexcept {
+  auto const sum = simd::fold_vectors<Isa, T>(
+      count, [](auto const& a, auto const& b) { return a + b; },
+      [&](index_t j) { return simd::load<Isa>(score + j) * T(0); });
+  T const total = simd::sum<Isa, T>(sum);
+  return total != total;
 }
 
 /// score becomes p = e^(score - lse); d_score = p (g.v - g.o).

@@ -109,20 +109,32 @@ struct top1 {
     return T(1);
   }
 
-  /// Many rows at once: the best of each, then their surrogates together.
+  /// Many rows at once: their maxima say which of them have a new best, and are the surrogate's too.
   template <class Isa, class T>
   static void absorb_rows(row<T>* run, T* score, T const* forward, index_t n, index_t rows, index_t first_key,
                           bool soft, T* factor) noexcept {
-    bool const surrogate = soft || Output == top1_output::weighted;
-    for (index_t i = 0; i < rows; ++i) {
-      T const* const hard = forward ? forward + i * n : score + i * n;
-      take_best<Isa>(run[i], hard, score + i * n, n, first_key);
-      if (Output == top1_output::weighted && forward) absorb_unseen<Isa>(run[i].forward, hard, n);
-      if (!surrogate) factor[i] = T(1);
+    constexpr index_t w = Isa::template lanes<T>;
+    index_t i = 0;
+    for (; i + w <= rows; i += w) {
+      T* const first = score + i * n;
+      T const* const hard = forward ? forward + i * n : first;
+      auto const here = detail::maxima_of_square<Isa>(hard, n, n);
+      bool const odd = detail::may_hold_nan<Isa>(hard, w * n);
+      for (index_t r = 0; r < w; ++r) {
+        if (odd)
+          take_best<Isa>(run[i + r], hard + r * n, first + r * n, n, first_key);
+        else if (here[r] > run[i + r].best)
+          take(run[i + r], here[r], hard + r * n, first + r * n, first_key);
+        if (Output == top1_output::weighted && forward) absorb_unseen<Isa>(run[i + r].forward, hard + r * n, n);
+        factor[i + r] = T(1);
+      }
+      if (soft || Output == top1_output::weighted)
+        detail::absorb_square<Isa, T>(
+            [&](index_t r) -> auto& { return run[i + r].surrogate; },
+            forward ? detail::maxima_of_square<Isa>(first, n, n) : here, first, n, n, factor + i);
     }
-    if (surrogate)
-      detail::absorb_rows<Isa>(
-          [&](index_t i) -> auto& { return run[i].surrogate; }, score, n, n, rows, factor);
+    for (; i < rows; ++i)
+      factor[i] = absorb<Isa>(run[i], score + i * n, forward ? forward + i * n : nullptr, n, first_key, soft);
   }
 
   template <class T>
@@ -190,13 +202,21 @@ struct top1 {
     bool nan = false;
     for (index_t i = 0; i < w; ++i) nan = nan || odd[i] != 0;
     if (run.best != run.best || (!nan && !(here > run.best))) return;
-    for (index_t j = 0; j < n; ++j)
-      if (nan ? hard[j] != hard[j] : hard[j] == here) {
-        run.best = hard[j];
-        run.chosen = first_key + j;
-        run.chosen_score = surrogate[j];
-        return;
-      }
+    if (!nan) return take(run, here, hard, surrogate, first_key);
+    index_t at = 0;
+    while (hard[at] == hard[at]) ++at;
+    run.best = hard[at];
+    run.chosen = first_key + at;
+    run.chosen_score = surrogate[at];
+  }
+  /// The first key of a tile whose score is `best`, which one has.
+  template <class T>
+  static void take(row<T>& run, T best, T const* hard, T const* surrogate, index_t first_key) noexcept {
+    index_t at = 0;
+    while (hard[at] != best) ++at;
+    run.best = best;
+    run.chosen = first_key + at;
+    run.chosen_score = surrogate[at];
   }
 };
 static_assert(how<top1<>>);
