@@ -136,7 +136,7 @@ class attention_head {
     if (!backward) {
       transpose_keys();
     } else {
-      for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.key(j), 0, 1, s_.key_dim, w_.key + j * kp_, kp_);
+      p_.copy_keys(s_.key_dim, w_.key, kp_);
       std::fill(w_.key + p_.keys * kp_, w_.key + keys_padded() * kp_, T(0));
       transpose_tiles<Isa>(w_.key, kp_, p_.keys, s_.key_dim, w_.key_t);
       transpose_tiles<Isa>(w_.value, vp_, p_.keys, s_.value_dim, w_.value_t);
@@ -144,7 +144,7 @@ class attention_head {
     running_decay(p_, w_.g);
   }
   void pack_values() {
-    for (index_t j = 0; j < p_.keys; ++j) copy_rows(p_.value(j), 0, 1, s_.value_dim, w_.value + j * vp_, vp_);
+    p_.copy_values(s_.value_dim, w_.value, vp_);
     std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
   }
   void transpose_keys() {

@@ -48,6 +48,15 @@ struct head_place {
     index_t const row = begin < past ? in->past_v_nlhv.stride[1] : in->v_rhv.stride[0];
     transpose_range<Isa>(begin, end, channels, to, width, row, [&](index_t j) { return value(j); });
   }
+  /// All keys, or values, to rows of `to_row`.
+  void copy_keys(index_t channels, T* to, index_t to_row) const noexcept {
+    copy_rows(key(0), past > 0 ? in->past_k_nlhk.stride[1] : 0, past, channels, to, to_row);
+    if (keys > past) copy_rows(key(past), in->k_rhk.stride[0], keys - past, channels, to + past * to_row, to_row);
+  }
+  void copy_values(index_t channels, T* to, index_t to_row) const noexcept {
+    copy_rows(value(0), past > 0 ? in->past_v_nlhv.stride[1] : 0, past, channels, to, to_row);
+    if (keys > past) copy_rows(value(past), in->v_rhv.stride[0], keys - past, channels, to + past * to_row, to_row);
+  }
   bool gated() const noexcept { return in->g_rhk.data != nullptr; }
   bool constant_gate() const noexcept { return in->g_rhk.stride[0] == 0; }
   T log_decay(index_t j) const noexcept {

@@ -105,13 +105,11 @@ class chunk_tiles {
       place.template transpose_keys<Isa>(begin, end, s.key_dim, w.key_t + column * s.key_dim, grid.width);
     });
   }
-  void pack_values() const noexcept {
-    for (index_t j = 0; j < place.keys; ++j) copy_rows(place.value(j), 0, 1, s.value_dim, w.value + j * vp, vp);
-  }
+  void pack_values() const noexcept { place.copy_values(s.value_dim, w.value, vp); }
   void pack_for_backward() const noexcept {
     pack_keys();
     pack_values();
-    for (index_t j = 0; j < place.keys; ++j) copy_rows(place.key(j), 0, 1, s.key_dim, w.key + j * kp, kp);
+    place.copy_keys(s.key_dim, w.key, kp);
     for_grid([&](index_t begin, index_t end, index_t column) {
       place.template transpose_values<Isa>(begin, end, s.value_dim, w.value_t + column * s.value_dim, grid.width);
     });
