@@ -53,10 +53,13 @@ struct softmax_run {
           simd::store<Isa>(weight + j, e);
           return e;
         });
-    T const factor = before == most ? T(1) : std::exp(before - level);
-    sum = sum * factor + simd::sum<Isa, T>(total);
+    T const factor =
+        before == most ? T(1) : simd::exp_of_weight<Isa, T>(simd::broadcast<Isa, T>(before - level))[0];
+    add(factor, simd::sum<Isa, T>(total));
     return factor;
   }
+  /// What one tile adds.
+  SEQMIX_INLINE void add(T factor, T total) noexcept { sum = sum * factor + total; }
   /// With the weight e^sink on nothing; a sink of -inf is none.
   static softmax_run beginning(T sink) noexcept {
     softmax_run run;
@@ -83,15 +86,16 @@ SEQMIX_INLINE simd::vec<Isa, T> maxima_of_square(T const* score, index_t stride,
   simd::transpose_square<Isa, T>(rows);
   return simd::fold_array<Isa, T>(rows, greater);
 }
-/// softmax_run::absorb for those rows, whose maxima are `here`. `run(i)` is row i's.
+/// softmax_run::absorb for those rows, whose maxima are `here`, with the same bits: a row must not depend on how
+/// many others are at work. `run(i)` is row i's.
 template <class Isa, class T, class Run>
 SEQMIX_INLINE void absorb_square(Run const& run, simd::vec<Isa, T> const& here, T* score, index_t stride, index_t n,
                                  T* factor) noexcept {
   constexpr index_t w = Isa::template lanes<T>;
   using V = simd::vec<Isa, T>;
   auto const add = [](V const& a, V const& b) { return a + b; };
-  V rows[std::size_t(w)], before{}, sum{};
-  for (index_t i = 0; i < w; ++i) before[i] = run(i).most, sum[i] = run(i).sum;
+  V rows[std::size_t(w)], before{};
+  for (index_t i = 0; i < w; ++i) before[i] = run(i).most;
   V const most = simd::larger<Isa, T>(here, before);
   V const level = most == V{} - std::numeric_limits<T>::infinity() ? V{} : most;
   for (index_t i = 0; i < w; ++i)
@@ -102,9 +106,9 @@ SEQMIX_INLINE void absorb_square(Run const& run, simd::vec<Isa, T> const& here, 
     });
   simd::transpose_square<Isa, T>(rows);
   V const scale = before == most ? V{} + T(1) : simd::exp_of_weight<Isa, T>(before - level);
-  sum = sum * scale + simd::fold_array<Isa, T>(rows, add);
+  V const total = simd::fold_array<Isa, T>(rows, add);
   simd::store<Isa>(factor, scale);
-  for (index_t i = 0; i < w; ++i) run(i).most = most[i], run(i).sum = sum[i];
+  for (index_t i = 0; i < w; ++i) run(i).most = most[i], run(i).add(scale[i], total[i]);
 }
 /// The same for any number of rows.
 template <class Isa, class T, class Run>

@@ -6,6 +6,7 @@
 
 #include <seqmix/kernels/cpu/attention_parts.hpp>
 #include <seqmix/kernels/cpu/tile_product.hpp>
+#include <seqmix/selectors/softmax.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
 
 /// Tiled attention for any `which` and `how`: scores live in a tile of 64 x 64, keys are packed once per head, no T
@@ -146,6 +147,7 @@ class attention_head {
   void pack_values() {
     p_.copy_values(s_.value_dim, w_.value, vp_);
     std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
+    finite_values_ = p_.keys == 0 || !selectors::detail::may_hold_nan<Isa>(w_.value, p_.keys * vp_);
   }
   void transpose_keys() {
     for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys)
@@ -206,11 +208,23 @@ class attention_head {
       if (factor[i] != T(1))
         simd::map<Isa>(
             vp_, [x = factor[i]](auto const& acc) { return acc * x; }, w_.acc + i * vp_, w_.acc + i * vp_);
-    if (soft)
-      for_strips(count, j0, tile, [&](index_t first, index_t rows, index_t keys) {
+    if (soft) add_values(count, j0, tile);
+  }
+  /// A weight of 0 would not keep an infinite value or a NaN out: where there are such, rows take what they see
+  /// alone.
+  void add_values(index_t count, index_t j0, index_t tile) {
+    if (finite_values_ || all_seen(j0, tile))
+      return for_strips(count, j0, tile, [&](index_t first, index_t rows, index_t keys) {
         tile_product<Isa>(rows, vp_, keys, tile_operand<T>{w_.score + first * tile, tile, 1}, w_.value + j0 * vp_,
                           vp_, w_.acc + first * vp_, vp_, true);
       });
+    for (index_t i = 0; i < count; ++i)
+      for (int r = 0; r < w_.seen[i].count; ++r) {
+        auto const range = w_.seen[i].range[std::size_t(r)];
+        index_t const begin = (std::max)(range.begin, j0), end = (std::min)(range.end, j0 + tile);
+        tile_product<Isa>(1, vp_, end - begin, tile_operand<T>{w_.score + i * tile + begin - j0, tile, 1},
+                          w_.value + begin * vp_, vp_, w_.acc + i * vp_, vp_, true);
+      }
   }
   /// Whether every row of the block sees every key of a tile.
   bool all_seen(index_t j0, index_t tile) const noexcept { return all_begin_ <= j0 && j0 + tile <= all_end_; }
@@ -392,6 +406,7 @@ class attention_head {
   index_t low_ = 0, high_ = 0;           ///< keys that some row of the block sees
   index_t all_begin_ = 0, all_end_ = 0;  ///< keys that all its rows see
   bool two_temperatures_;
+  bool finite_values_ = true;
   alignas(64) T decay_[tile_keys];
 };
 

@@ -105,7 +105,10 @@ class chunk_tiles {
       place.template transpose_keys<Isa>(begin, end, s.key_dim, w.key_t + column * s.key_dim, grid.width);
     });
   }
-  void pack_values() const noexcept { place.copy_values(s.value_dim, w.value, vp); }
+  void pack_values() const noexcept {
+    place.copy_values(s.value_dim, w.value, vp);
+    finite_values = place.keys == 0 || !selectors::detail::may_hold_nan<Isa>(w.value, place.keys * vp);
+  }
   void pack_for_backward() const noexcept {
     pack_keys();
     pack_values();
@@ -210,8 +213,15 @@ class chunk_tiles {
     index_t const from = std::clamp<index_t>(seen.begin - tile.begin, 0, tile.size());
     return {from, std::clamp<index_t>(seen.end - tile.begin, from, tile.size())};
   }
-  /// acc += weights times values, for the weights that stand in place of the scores.
+  /// acc += weights times values, for the weights that stand in place of the scores. A weight of 0 would not keep
+  /// an infinite value or a NaN out: where there are such, queries take what they are to meet alone.
   void add_values(key_tile const& tile, index_t first, index_t last, T* acc) const noexcept {
+    for (index_t i = first; i < last && !finite_values; ++i) {
+      auto const seen = seen_of(tile, i);
+      tile_product<Isa>(1, vp, seen.size(), tile_operand<T>{score(i) + seen.begin, block_keys, 1},
+                        w.value + (tile.begin + seen.begin) * vp, vp, acc + i * vp, vp, true);
+    }
+    if (!finite_values) return;
     for_strips(tile, first, last, [&](index_t i0, index_t count, index_t width) {
       tile_product<Isa>(count, vp, (std::min)(width, tile.size()), tile_operand<T>{score(i0), block_keys, 1},
                         w.value + tile.begin * vp, vp, acc + i0 * vp, vp, true);
@@ -261,6 +271,7 @@ class chunk_tiles {
   chunk_tile_scratch<T> const& w;
   query_rows& rows;
   index_t kp, vp;
+  mutable bool finite_values = true;  ///< found by pack_values
 
  private:
   template <class F>

@@ -15,6 +15,7 @@ inline constexpr int warp = 32;
 /// Throws device_error with the runtime's own words.
 inline void check(cudaError_t status, char const* what) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // what is reported here must not be reported again by the next launch
   throw device_error(std::string("seqmix: ") + what + ": the CUDA runtime reports \"" + cudaGetErrorString(status) +
                      "\"");
 }
