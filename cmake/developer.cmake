@@ -20,7 +20,8 @@ endmacro()
 
 include("${CMAKE_CURRENT_LIST_DIR}/warnings.cmake")
 add_library(seqmix_developer INTERFACE)
-target_compile_options(seqmix_developer INTERFACE ${seqmix_warnings} $<$<BOOL:${SEQMIX_WARNINGS_AS_ERRORS}>:-Werror>)
+target_compile_options(seqmix_developer INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${seqmix_warnings};$<$<BOOL:${SEQMIX_WARNINGS_AS_ERRORS}>:-Werror>>")
 
 if(SEQMIX_SANITIZE)
   target_compile_options(seqmix_developer INTERFACE

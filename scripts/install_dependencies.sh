@@ -25,6 +25,7 @@ ca-certificates      file    /etc/ssl/certs/ca-certificates.crt
 '
 tests_only='
 doctest-dev          header  doctest/doctest.h
+make                 program make
 libbenchmark-dev     header  benchmark/benchmark.h
 clang                program clang++
 libomp-dev           omp     clang++
