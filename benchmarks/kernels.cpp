@@ -1,12 +1,15 @@
-// The kernels alone, one thread: one sequence, 8 heads of 64 channels, or 512 channels.
-//   <kernel>_<forward|backward>/cpu/f32/<what>/T:<tokens>
-// Counters: FLOP/s counted from shapes (support/flops.hpp) and their share of the FMA peak, measured in the same
-// process.
+// The kernels alone: one sequence, 8 heads of 64 channels, or 512 channels; one thread unless the name says more.
+//   <kernel>_<forward|backward>/cpu/f32/<what>/T:<tokens>[/threads:<n>]
+// Counters: seconds; FLOP/s counted from shapes (support/flops.hpp) and their share of the FMA peak, measured in
+// the same process. Behind the runs: the bars of docs/performance.md.
 
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <benchmark/benchmark.h>
 
+#include "support/bars.hpp"
 #include "support/flops.hpp"
 #include "support/machine.hpp"
 #include <seqmix/kernels/cpu/attention.hpp>
@@ -34,20 +37,20 @@ buffer<float> normals(index_t n, std::uint64_t seed, double factor = 1.0) {
 
 /// Times body(device, workspace), whose workspace is planned by a dry run.
 template <class Body>
-void time(benchmark::State& state, double flops, Body const& body) {
+void time(benchmark::State& state, double flops, Body const& body, int threads = 1) {
   auto plan = arena::measure();
-  body(device::cpu{1, true}, plan);
+  body(device::cpu{threads, true}, plan);
   buffer<std::byte> block(plan.peak());
   arena ws(block);
-  body(device::cpu{1}, ws);
-  stopwatch watch(1);
+  body(device::cpu{threads}, ws);
+  stopwatch watch(threads);
   for (auto _ : state) {
     watch.start();
-    body(device::cpu{1}, ws);
+    body(device::cpu{threads}, ws);
     benchmark::ClobberMemory();
     watch.stop();
   }
-  report_flops(state, flops * double(state.iterations()), watch.seconds(), 1);
+  report_flops(state, flops * double(state.iterations()), watch.seconds(), threads);
 }
 
 /// Queries, keys, values, an output and the derivatives of all, [T,H,d] each.
@@ -76,7 +79,7 @@ attention_shape shape_of(index_t T) {
 /// Runs one direction of an element selector's attention; without a backward to come a hard choice skips its
 /// surrogate.
 template <class Selector>
-void attention(benchmark::State& state, index_t T, bool backward, bool training, double flops) {
+void attention(benchmark::State& state, index_t T, bool backward, bool training, double flops, int threads = 1) {
   using which = typename Selector::which_type;
   using how = typename Selector::how_type;
   tokens x(T);
@@ -87,7 +90,7 @@ void attention(benchmark::State& state, index_t T, bool backward, bool training,
     kernels::attention_forward<which, how>(dev, s, x.attention(), x.view(x.o),
                                            training || backward ? &keep : nullptr, {}, ws);
   };
-  if (!backward) return time(state, flops, forward);
+  if (!backward) return time(state, flops, forward, threads);
   auto ws = arena::growing();
   forward(device::cpu{1}, ws);
   time(state, flops, [&](device::cpu dev, arena& room) {
@@ -97,7 +100,7 @@ void attention(benchmark::State& state, index_t T, bool backward, bool training,
 }
 
 template <class Which>
-void routed(benchmark::State& state, index_t T, bool backward, double flops) {
+void routed(benchmark::State& state, index_t T, bool backward, double flops, int threads = 1) {
   tokens x(T);
   auto const s = shape_of(T);
   auto keep_memory = arena::growing();
@@ -105,7 +108,7 @@ void routed(benchmark::State& state, index_t T, bool backward, double flops) {
   auto const forward = [&](device::cpu dev, arena& ws) {
     kernels::routed_attention_forward<Which>(dev, s, x.attention(), x.view(x.o), &keep, {}, ws);
   };
-  if (!backward) return time(state, flops, forward);
+  if (!backward) return time(state, flops, forward, threads);
   auto ws = arena::growing();
   forward(device::cpu{1}, ws);
   time(state, flops, [&](device::cpu dev, arena& room) {
@@ -175,10 +178,11 @@ void linear(benchmark::State& state, index_t T, bool backward, double flops) {
   });
 }
 
-/// Both directions at both lengths; run(state, T, backward, flops) with forward(T) operations forward.
+/// Both directions at some lengths; run(state, T, backward, flops) with forward(T) operations forward.
 template <class Forward, class Run>
-void add(std::string const& kernel, std::string const& what, Forward const& forward, Run const& run) {
-  for (index_t T : {256, 2048})
+void add(std::string const& kernel, std::string const& what, Forward const& forward, Run const& run,
+         std::vector<index_t> const& lengths = {256, 2048}) {
+  for (index_t T : lengths)
     for (bool backward : {false, true})
       benchmark::RegisterBenchmark(
           (kernel + (backward ? "_backward" : "_forward") + "/cpu/f32/" + what + "/T:" + std::to_string(T)).c_str(),
@@ -189,27 +193,52 @@ void add(std::string const& kernel, std::string const& what, Forward const& forw
           ->Unit(benchmark::kMillisecond);
 }
 
-void add_all() {
+/// Forward at T = 2048 by two threads, where the machine has them.
+template <class Run>
+void add_two_threads(std::string const& what, double flops, Run const& run) {
+  if (std::thread::hardware_concurrency() < 2) return;
+  benchmark::RegisterBenchmark(("attention_forward/cpu/f32/" + what + "/T:2048/threads:2").c_str(),
+                               [=](benchmark::State& state) { run(state, flops); })
+      ->Unit(benchmark::kMillisecond);
+}
+
+void add_attention() {
   using namespace selectors;
+  using softmax_type = seqmix::select<all, softmax>;
+  using chunk_type = typename top1_chunk<>::which_type;
   auto const soft = [](index_t T) { return attention_flops(causal_pairs(T), heads, dim, dim); };
-  add("attention", "softmax", soft, [](benchmark::State& s, index_t T, bool backward, double flops) {
-    attention<seqmix::select<all, softmax>>(s, T, backward, true, flops);
-  });
+  auto const hard = [](index_t T) { return hard_attention_flops(causal_pairs(T), heads, dim); };
+  auto const chunks = [](index_t T) { return attention_flops(chunk_pairs(T, chunk), heads, dim, dim); };
+  add("attention", "softmax", soft,
+      [](benchmark::State& s, index_t T, bool backward, double flops) {
+        attention<softmax_type>(s, T, backward, true, flops);
+      },
+      {256, 2048, 8192});
   add("attention", "top1_element", soft, [](benchmark::State& s, index_t T, bool backward, double flops) {
     attention<top1_element<>>(s, T, backward, true, flops);
   });
   for (index_t T : {256, 2048})
-    benchmark::RegisterBenchmark(("attention_inference/cpu/f32/top1_element/T:" + std::to_string(T)).c_str(),
-                                 [=](benchmark::State& s) {
-                                   attention<top1_element<>>(s, T, false, false,
-                                                             hard_attention_flops(causal_pairs(T), heads, dim));
-                                 })
+    benchmark::RegisterBenchmark(
+        ("attention_inference/cpu/f32/top1_element/T:" + std::to_string(T)).c_str(),
+        [=](benchmark::State& s) { attention<top1_element<>>(s, T, false, false, hard(T)); })
         ->Unit(benchmark::kMillisecond);
-  add(
-      "attention", "top1_chunk", [](index_t T) { return attention_flops(chunk_pairs(T, chunk), heads, dim, dim); },
+  add("attention", "top1_chunk", chunks,
       [](benchmark::State& s, index_t T, bool backward, double flops) {
-        routed<typename top1_chunk<>::which_type>(s, T, backward, flops);
-      });
+        routed<chunk_type>(s, T, backward, flops);
+      },
+      {256, 2048, 8192});
+  add_two_threads("softmax", soft(2048), [](benchmark::State& s, double flops) {
+    attention<softmax_type>(s, 2048, false, true, flops, 2);
+  });
+  add_two_threads("top1_element", soft(2048), [](benchmark::State& s, double flops) {
+    attention<top1_element<>>(s, 2048, false, true, flops, 2);
+  });
+  add_two_threads("top1_chunk", chunks(2048),
+                  [](benchmark::State& s, double flops) { routed<chunk_type>(s, 2048, false, flops, 2); });
+}
+
+void add_all() {
+  add_attention();
   add(
       "recurrence", "outer_product", [](index_t T) { return recurrence_flops(T, heads, dim, dim); }, recurrence);
   add(
@@ -224,6 +253,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   add_all();
-  benchmark::RunSpecifiedBenchmarks();
+  collecting_reporter reporter;
+  benchmark::RunSpecifiedBenchmarks(&reporter);
+  print_attention_bars(reporter);
   return 0;
 }

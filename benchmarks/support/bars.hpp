@@ -4,11 +4,12 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
-/// The speeds that the library promises for training steps, and whether a run reached them.
+/// The speeds that the library promises, and whether a run reached them.
 namespace seqmix::benchmarks {
 
 /// Prints runs as usual and keeps the counters of every repetition.
@@ -72,6 +73,45 @@ inline int print_training_bars(collecting_reporter const& runs) {
   bars.at_most("RetNet, T = 256: time per token over Transformer++", ratio(base, 1, retnet, 256), 1.3);
   bars.at_least("Mamba-2, T = 2048: tokens/s over Transformer++", ratio(mamba2, 1, base, 2048), 1.3);
   bars.at_least("RetNet, T = 2048: tokens/s over Transformer++", ratio(retnet, 1, base, 2048), 1.3);
+  return bars.missed();
+}
+
+/// The bars of the attention kernels, one thread unless said; returns how many were missed.
+inline int print_attention_bars(collecting_reporter const& runs) {
+  auto const name = [](char const* what, char const* variant, int tokens) {
+    return std::string("attention_") + what + "/cpu/f32/" + variant + "/T:" + std::to_string(tokens);
+  };
+  auto const seconds = [&](char const* what, char const* variant, int tokens) {
+    return runs.median(name(what, variant, tokens), "seconds");
+  };
+  auto const both = [&](char const* variant, int tokens) {
+    double const forward = seconds("forward", variant, tokens), backward = seconds("backward", variant, tokens);
+    return forward > 0.0 && backward > 0.0 ? forward + backward : 0.0;
+  };
+  auto const over = [](double above, double below) { return below > 0.0 ? above / below : 0.0; };
+  std::string const softmax = name("forward", "softmax", 2048);
+  double const flops = runs.median(softmax, "FLOP/s") * seconds("forward", "softmax", 2048);
+  double const peak = over(runs.median(softmax, "FLOP/s"), runs.median(softmax, "FMA share"));
+  std::printf("\n| %-72s | bar     | median |         |\n|---|---|---|---|\n",
+              "attention, T = 2048, 8 heads of 64");
+  bar_table bars;
+  bars.at_least("softmax forward: FLOP/s over the FMA peak", runs.median(softmax, "FMA share"), 0.75);
+  bars.at_least("softmax forward + backward: FLOP/s over the FMA peak",
+                over(over(3.0 * flops, both("softmax", 2048)), peak), 0.60);
+  bars.at_most("Top-1 element without a backward: time over softmax forward",
+               over(seconds("inference", "top1_element", 2048), seconds("forward", "softmax", 2048)), 0.55);
+  bars.at_most("Top-1 element, straight-through: forward + backward over softmax",
+               over(both("top1_element", 2048), both("softmax", 2048)), 0.95);
+  for (auto const& [tokens, bound] : {std::pair{2048, 3.0}, {8192, 10.0}})
+    for (char const* what : {"forward", "backward"})
+      bars.at_least(
+          ("softmax over Top-1 chunk (128), " + std::string(what) + ", T = " + std::to_string(tokens)).c_str(),
+          over(seconds(what, "softmax", tokens), seconds(what, "top1_chunk", tokens)), bound);
+  for (char const* variant : {"softmax", "top1_element", "top1_chunk"})
+    bars.at_least((std::string(variant) + " forward: one thread's time over two threads'").c_str(),
+                  over(seconds("forward", variant, 2048),
+                       runs.median(name("forward", variant, 2048) + "/threads:2", "seconds")),
+                  1.8);
   return bars.missed();
 }
 

@@ -96,9 +96,10 @@ inline double peak_memory() {
   return kilobytes * 1024.0;
 }
 
-/// FLOP/s and their share of the peak that is measured now, under the same clock.
+/// Seconds an iteration, FLOP/s and their share of the peak that is measured now, under the same clock.
 inline void report_flops(benchmark::State& state, double flops, double seconds, int threads) {
   double const rate = flops / std::max(seconds, std::numeric_limits<double>::min());
+  state.counters["seconds"] = seconds / double(state.iterations());
   state.counters["FLOP/s"] = rate;
   state.counters["FMA share"] = rate / fma_peak(threads);
 }
