@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, runs them and prints which of the promised speeds were reached (docs/performance.md).
 #   benchmarks/run.sh [--repetitions N] [--kernels]
-#     --repetitions N   of every training step, in random order among one another; medians are compared (default: 9)
-#     --kernels         the kernels alone too
-# Every repetition as JSON: build/benchmarks/train_step.json and kernels.json. Leave the machine alone meanwhile.
+#     --repetitions N   of everything, in random order among one another; medians are compared (default: 9)
+#     --kernels         the kernels alone too, and decoding
+# Every repetition as JSON: build/benchmarks/<program>.json. Leave the machine alone meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,5 +37,9 @@ run() { # program, its repetitions
 
 grep -m 1 'model name' /proc/cpuinfo 2>/dev/null || true
 printf '%s, %s processors, load %s\n' "$(date -u +%F)" "$(nproc)" "$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)"
-if [ "$kernels" = yes ]; then run kernels 3; fi
+if [ "$kernels" = yes ]; then
+  for program in kernels recurrences decode; do
+    if [ -x "$tree/benchmarks/$program" ]; then run "$program" "$repetitions"; fi
+  done
+fi
 run train_step "$repetitions"

@@ -115,4 +115,18 @@ inline int print_attention_bars(collecting_reporter const& runs) {
   return bars.missed();
 }
 
+/// The bars of decoding: behind a long context bounded states are as fast as behind a short one.
+inline int print_decode_bars(collecting_reporter const& runs) {
+  auto const rate = [&](std::string const& variant, int context) {
+    return runs.median("decode/cpu/f32/" + variant + "/context:" + std::to_string(context), "tokens/s");
+  };
+  std::printf("\n| %-72s | bar     | median |         |\n|---|---|---|---|\n", "decoding, one thread");
+  bar_table bars;
+  for (std::string const variant : {"mamba2", "retnet"})
+    if (double const near = rate(variant, 2048); near > 0.0)
+      bars.at_least((variant + ": tokens/s behind 16,384 tokens over 2,048").c_str(), rate(variant, 16384) / near,
+                    0.85);
+  return bars.missed();
+}
+
 }  // namespace seqmix::benchmarks
