@@ -1,6 +1,7 @@
 #include "report.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
@@ -73,6 +74,26 @@ void write_tables(settings const& s, std::vector<domain> const& domains, std::ve
   seqmix::io::write_file_atomically((s.out / "cells.jsonl").string(), lines);
 }
 
+/// What is written beside the last point of each cell: its number, and where several end at one place all their
+/// numbers at the first. (Two cells may be two ways to compute one function.)
+std::vector<std::string> labels_of(std::vector<row> const& rows) {
+  auto const spread = [&](double row::*loss) {
+    auto const [least, most] = std::minmax_element(
+        rows.begin(), rows.end(), [loss](row const& a, row const& b) { return a.*loss < b.*loss; });
+    return (*most).*loss - (*least).*loss;
+  };
+  double const across = 0.01 * spread(&row::in), along = 0.02 * spread(&row::out);
+  std::vector<std::string> labels(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::size_t first = 0;
+    while (first < i && (labels[first].empty() || std::abs(rows[first].in - rows[i].in) > across ||
+                         std::abs(rows[first].out - rows[i].out) > along))
+      ++first;
+    labels[first] += (first < i ? "," : "") + std::to_string(i + 1);
+  }
+  return labels;
+}
+
 /// One block of points a cell, and one with the last point of each.
 std::string data_of(std::vector<domain> const& domains, std::vector<row> const& rows) {
   auto const in_domain = training_domain(domains).name;
@@ -83,8 +104,9 @@ std::string data_of(std::vector<domain> const& domains, std::vector<row> const& 
       text += number(p.bits.at(in_domain)) + " " + number(mean_bits(p.bits, others)) + "\n";
     text += "\n\n";
   }
+  auto const labels = labels_of(rows);
   for (std::size_t i = 0; i < rows.size(); ++i)
-    text += number(rows[i].in) + " " + number(rows[i].out) + " " + std::to_string(i + 1) + " " +
+    text += number(rows[i].in) + " " + number(rows[i].out) + " \"" + labels[i] + "\" " +
             (rows[i].cell.selects_arbitrarily ? "1" : "0") + "\n";
   return text;
 }
@@ -99,19 +121,19 @@ std::string script_of(std::vector<row> const& rows, std::string const& in_domain
                           : "set terminal svg size 1700,640 font 'sans,10' background 'white'\n";
     text += "set output 'plot." + kind +
             "'\nset multiplot layout 1,2 title 'Out-of-domain against in-domain loss, bits per byte' font ',14'\n"
-            "set title 'along training (lower left is later)'\nset key outside right top font ',7'\nplot ";
+            "set title 'along training (lower left is later)'\nset key outside right top Left reverse samplen 2 "
+            "width -6 font ',8'\nplot ";
     for (std::size_t i = 0; i < rows.size(); ++i)
       text += std::string(i > 0 ? ", " : "") + "'plot.dat' index " + std::to_string(i) +
               " using 1:2 with linespoints lw 1.5 ps 0.6 pt " + std::to_string(4 + i % 11) + " lc rgb '" +
               colours[i % 10] + "' title \"" + std::to_string(i + 1) + "  " + rows[i].cell.name + "\" noenhanced";
     auto const last = "'plot.dat' index " + std::to_string(rows.size());
-    text +=
-        "\nset title 'after equal tokens (black: selects arbitrarily)'\nunset key\nset offsets graph 0.15, graph "
-        "0.25, graph 0.05, graph 0.05\nplot " +
-        last + " using 1:($4==1?$2:NaN) with points pt 7 lc rgb 'black', " + last +
-        " using 1:($4==0?$2:NaN) with points pt 6 lc rgb '#1f77b4', " + last +
-        " using 1:2:3 with labels left offset 0.6,0.3 font ',9'\nunset multiplot\nunset output\n"
-        "unset offsets\n";
+    text += "\nset title 'after equal tokens (black: selects arbitrarily, open: does not)'\nunset key\n"
+            "set offsets graph 0.15, graph 0.25, graph 0.05, graph 0.05\nplot " +
+            last + " using 1:($4==1?$2:NaN) with points pt 7 lc rgb 'black', " + last +
+            " using 1:($4==0?$2:NaN) with points pt 6 lc rgb '#1f77b4', " + last +
+            " using 1:2:3 with labels left offset 0.6,0.3 font ',9'\nunset multiplot\nunset output\n"
+            "unset offsets\n";
   }
   return text;
 }

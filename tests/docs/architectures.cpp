@@ -2,6 +2,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include <doctest/doctest.h>
 
@@ -74,27 +75,51 @@ std::string extras_of(extras e) {
   return text;
 }
 
+std::string yes(bool is) { return is ? "yes" : "no"; }
+
+/// Where kernels are; `On` asks for forward and backward in one type of number.
+template <template <class Device, class T> class On>
+std::string devices() {
+  std::string text;
+  auto const add = [&](bool is, char const* name) {
+    if (is) text += (text.empty() ? "" : ", ") + std::string(name);
+  };
+  add(On<device::cpu, float>::value && On<device::cpu, double>::value, "cpu");
+  add(On<device::cuda, float>::value, "cuda");
+  return text.empty() ? "none" : text;
+}
+template <class M>
+struct mixer_kernels {
+  template <class Device, class T>
+  using on = std::bool_constant<mixer_on<M, Device, T>>;
+};
+template <class L>
+struct layer_kernels {
+  template <class Device, class T>
+  using on = std::bool_constant<layer_on<L, Device, T>>;
+};
+
 template <class Layer>
 std::string row(std::string const& name) {
   using parts = mixing_layer<Layer>;
   using M = typename parts::mixer;
-  auto const yes = [](bool is) { return is ? "yes" : "no"; };
   return "| `" + name + "` | " + std::string(M::state_type::name) + " | " + std::string(M::gate_type::name) +
          " | " + selector_of<M>() + " | " + extras_of(parts::surroundings) + parts::behind() + " | " +
-         yes(layer_selects_arbitrarily<Layer>) + " | " +
-         yes(mixer_on<M, device::cpu> && mixer_on<M, device::cpu, double>) + " | " + yes(mixer_type<M>) + " |\n";
+         yes(layer_selects_arbitrarily<Layer>) + " | " + devices<mixer_kernels<M>::template on>() + " | " +
+         yes(mixer_type<M>) + " |\n";
 }
 
 /// A layer that is not made of a mixer and extras.
 template <class L>
 std::string row_of_its_own(std::string const& name, std::string const& state, std::string const& gate) {
   return "| `" + name + "` | " + state + " | " + gate + " | all, linear | a layer of its own: " + L::name() +
-         " | " + (layer_selects_arbitrarily<L> ? "yes" : "no") + " | yes | yes |\n";
+         " | " + yes(layer_selects_arbitrarily<L>) + " | " + devices<layer_kernels<L>::template on>() + " | " +
+         yes(layer_with_oracle<L>) + " |\n";
 }
 
 std::string table() {
   return std::string("| variant | state | gate | selector: which, how | around the mixer | `arbitrary_selection` | "
-                     "cpu | reference |\n") +
+                     "devices | reference |\n") +
          "|---|---|---|---|---|---|---|---|\n" + row<variants::transformer_pp>("transformer_pp") +
          row<variants::gpt_neox>("gpt_neox") + row<variants::sliding_window>("sliding_window") +
          row<variants::alibi>("alibi") + row<variants::fox>("fox") + row<variants::moba>("moba") +

@@ -81,6 +81,31 @@ DOCTEST_TEST_CASE("RWKV-7 starts with its published mixtures, bonuses and gains,
     DOCTEST_CHECK_MESSAGE(!m.decays(name), name);
 }
 
+DOCTEST_TEST_CASE("RWKV-7's second low-rank factors start as orthogonal matrices of its published gain") {
+  // Published as [rank, C], rows first: gain 0.1, times sqrt(rank / C) where the rank is greater. Ours are [C,
+  // rank].
+  for (index_t d_model : {16, 48}) {
+    started<variants::rwkv7> const m(d_model, variants::rwkv7_options(d_model, 8));
+    for (auto const* name : {"gate.raw.up", "rate.up", "first_value.up", "z.up"}) {
+      auto const& p = m.model.parameters().at(std::string("layers.1.mixer.") + name);
+      index_t const C = p.rows(), rank = p.columns();
+      DOCTEST_REQUIRE(C == d_model);
+      DOCTEST_REQUIRE(rank == 32);
+      double const* const w = m.numbers.data() + p.offset;
+      double const gain = 0.1 * (rank > C ? std::sqrt(double(rank) / double(C)) : 1.0);
+      index_t const n = std::min(C, rank);
+      for (index_t i = 0; i < n; ++i)
+        for (index_t j = 0; j < n; ++j) {
+          double sum = 0;
+          for (index_t k = 0; k < std::max(C, rank); ++k)
+            sum += C > rank ? w[k * rank + i] * w[k * rank + j] : w[i * rank + k] * w[j * rank + k];
+          DOCTEST_CHECK_MESSAGE(std::abs(sum - (i == j ? gain * gain : 0.0)) <= 1e-14, p.name, " ", i, " ", j);
+        }
+    }
+    m.each("mixer.gate.raw.down", [](double x, index_t, int) { return x == 0.0; });
+  }
+}
+
 DOCTEST_TEST_CASE("HGRN's bounds start at l / L and are one tensor of the model") {
   started<variants::hgrn> const m(16, variants::hgrn_options(16));
   auto const& bounds = m.model.parameters().at("shared.gate.lower_bound");

@@ -39,6 +39,35 @@ DOCTEST_TEST_CASE("feature maps of two linear images, summed to 1, have the grad
   check<extras{.features = feature_map::hedgehog, .qk_norm = key_norm::l1, .normalise = true}>();
 }
 
+DOCTEST_TEST_CASE("feature maps of trained images of each head have the gradients of both oracles") {
+  check<extras{.features = feature_map::hedgehog, .feature_weights = true, .normalise = true}>();
+  check<extras{.conv = true,
+               .query_map = activation::silu,
+               .key_map = activation::silu,
+               .features = feature_map::hadamard,
+               .feature_weights = true,
+               .qk_norm = key_norm::l2}>();
+}
+
+DOCTEST_TEST_CASE(
+    "parameter-free projections of every order have the gradients of both oracles, and the laws hold") {
+  using projected = layer<recurrence<states::delta_rule, gates::none>,
+                          extras{.features = feature_map::dpfp, .qk_norm = key_norm::l2}>;
+  layer_options o{.heads = 2, .key_dim = 4, .value_dim = 8, .recurrence_chunk = 4};
+  for (index_t nu : {1, 2}) {
+    o.feature_order = nu;
+    check_model_gradients<projected>(o);
+  }
+  check_model_laws<projected, double>(o);
+}
+
+DOCTEST_TEST_CASE("a norm of groups of channels has the gradients of both oracles with gates that are not fused") {
+  layer_options o{.heads = 2, .key_dim = 4, .value_dim = 6};
+  o.norm_groups = 3;
+  check<extras{.head_norm = output_norm::full_width, .output_gate = true, .gate_map = activation::sigmoid},
+        recurrence<states::outer_product, gates::log_sigmoid>>(o);
+}
+
 DOCTEST_TEST_CASE("one fixed key a head has the gradients of both oracles, and the laws hold") {
   using ablated = layer<attention<>, extras{.keys = key_source::random_head}>;
   layer_options const o{.heads = 2, .key_dim = 4, .value_dim = 8};

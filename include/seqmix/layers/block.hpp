@@ -4,8 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include <seqmix/layers/layer_on.hpp>
 #include <seqmix/layers/parameters.hpp>
-#include <seqmix/layers/pass.hpp>
 
 namespace seqmix::inline v0 {
 
@@ -15,6 +15,10 @@ class block {
   static_assert(sizeof...(Layers) > 0, "seqmix block: name at least one layer");
   static constexpr std::size_t count = sizeof...(Layers);
   using indices = std::index_sequence_for<Layers...>;
+  template <class Device, class T>
+  static constexpr bool runs_on = (layer_detail::has_forward_on<Layers, Device, T> && ...);
+  template <class Device, class T>
+  static constexpr bool trains_on = (layer_detail::has_backward_on<Layers, Device, T> && ...);
 
  public:
   using options = std::tuple<typename Layers::options...>;
@@ -68,6 +72,7 @@ class block {
   }
 
   template <class Device, class T>
+  requires runs_on<Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     each(indices{}, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
@@ -79,6 +84,7 @@ class block {
   }
 
   template <class Device, class T>
+  requires trains_on<Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {

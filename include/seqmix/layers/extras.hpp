@@ -55,7 +55,9 @@ struct extras {
   activation conv_map = activation::silu;      ///< behind the convolution: silu or identity
   feed_source keys_from = feed_source::input;  ///< convolved: keys and queries are projected from convolved values
   activation query_map = activation::identity, key_map = activation::identity, value_map = activation::identity;
-  feature_map features = feature_map::none;  ///< of queries and keys, where it changes their width
+  feature_map features = feature_map::none;  ///< of queries and keys
+  /// Features of W x + b with a matrix and a bias of its own for every head, for queries and for keys (Hedgehog).
+  bool feature_weights = false;
   key_source keys = key_source::projected;
   key_norm qk_norm = key_norm::none;
   bool removal_keys = false;  ///< RWKV-7's vectors a and b for states that take them
@@ -135,6 +137,7 @@ inline std::string extras_name(extras const& e) {
   map("query_map", e.query_map), map("key_map", e.key_map), map("value_map", e.value_map);
   if (e.output_gate && e.gate_map != activation::silu) map("gate_map", e.gate_map);
   if (e.features != feature_map::none) text += std::string(",features=") + map_name(e.features);
+  if (e.feature_weights) text += ",feature_weights";
   return text;
 }
 
@@ -144,6 +147,7 @@ struct layer_start {
   initialiser value{}, key{}, query{}, z{};  ///< of one projection where it differs from `in`
   double conv = 1.0;                         ///< factor on U(+-1/sqrt(width))
   initialiser down{}, up{};                  ///< of low-rank factors; none: as `in`
+  initialiser features{};                    ///< of feature weights; none: the published rule of the feature map
   initialiser bonus = init::constant(0.0);
   initialiser shift_z{}, shift_value{}, shift_key{}, shift_query{}, shift_raw{}, shift_rate{};  ///< mu; none: 1/2
   initialiser shift_input{};  ///< mu of what a dynamic shift's mixtures read
@@ -161,13 +165,16 @@ struct layer_options {
   bool shared_choice = false, router_bias = false;
   index_t recurrence_chunk = 32;  ///< tokens a recurrence computes together
   double norm_eps = 1e-5, head_norm_eps = 1e-5;
+  index_t norm_groups = 1;  ///< of a norm over the full width: so many groups of channels, each normed on its own
   double qk_norm_eps = 1e-6;
   double normaliser_eps = 1e-10;
   double rope_base = 10000.0;
-  index_t rope_channels = 0;  ///< leading channels that are rotated; 0: all
-  index_t feature_order = 4;  ///< nu of dpfp
-  double beta_scale = 1.0;    ///< 2: negative eigenvalues in the delta rule
-  double decay_offset = 0.0;  ///< added to the start values of logarithms of decay rates
+  index_t rope_channels = 0;      ///< leading channels that are rotated; 0: all
+  bool rope_interleaved = false;  ///< turns channels (2i, 2i+1) together rather than (i, i + channels/2)
+  bool rope_closed = false;       ///< speeds from 1 to 1/base, both included, rather than short of 1/base
+  index_t feature_order = 4;      ///< nu of dpfp
+  double beta_scale = 1.0;        ///< 2: negative eigenvalues in the delta rule
+  double decay_offset = 0.0;      ///< added to the start values of logarithms of decay rates
   index_t gate_rank = 16, output_gate_rank = 16, shift_rank = 32, rate_rank = 16, first_value_rank = 16;
   index_t gate_blocks = 1;    ///< of a block-diagonal feed
   index_t key_positions = 0;  ///< rows of a table of keys: the longest sequence
@@ -194,10 +201,13 @@ void each_option(layer_options const& o, Add const& add) {
   add("recurrence_chunk", o.recurrence_chunk);
   add("norm_eps", o.norm_eps);
   add("head_norm_eps", o.head_norm_eps);
+  add("norm_groups", o.norm_groups);
   add("qk_norm_eps", o.qk_norm_eps);
   add("normaliser_eps", o.normaliser_eps);
   add("rope_base", o.rope_base);
   add("rope_channels", o.rope_channels);
+  add("rope_interleaved", o.rope_interleaved);
+  add("rope_closed", o.rope_closed);
   add("feature_order", o.feature_order);
   add("beta_scale", o.beta_scale);
   add("gate_rank", o.gate_rank);

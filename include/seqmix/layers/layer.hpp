@@ -82,6 +82,10 @@ class layer {
       "removal_keys needs such a state (states::diagonal_plus_low_rank)");
   static_assert(E.features == feature_map::none || linear,
                 "seqmix layer: feature maps stand for a softmax; take them with linear weights");
+  static_assert(E.features == feature_map::none || !E.removal_keys,
+                "seqmix layer: removal_keys make the keys that are written; take no feature map with them");
+  static_assert(!E.feature_weights || E.features != feature_map::none,
+                "seqmix layer: feature weights stand in front of a feature map; set extras::features");
   static_assert(!E.sink || !linear,
                 "seqmix layer: a sink joins the denominator of a softmax; linear weights have none");
   static_assert(!E.skip || !maps_values, "seqmix layer: the skip D v reads plain values; take no map of them");
@@ -120,17 +124,14 @@ class layer {
     }
     add_second_projections(mixer_room, d_model, first);
     if constexpr (maps_keys && projects_keys)
-      key_map_ = key_map_type(mixer_room, "key", o_.key_heads * key_width_, o_.feature_order, o_.qk_norm_eps);
-    if constexpr (maps_queries)
-      query_map_ =
-          query_map_type(mixer_room, "query", o_.query_heads * key_width_, o_.feature_order, o_.qk_norm_eps);
+      key_map_ = key_map_type(mixer_room, "key", o_.key_heads, key_width_, o_);
+    if constexpr (maps_queries) query_map_ = query_map_type(mixer_room, "query", o_.query_heads, key_width_, o_);
     if constexpr (makes_keys)
       made_keys_ = made_keys<E.keys>(mixer_room, o_.key_heads, key_width_, o_.key_positions);
     if constexpr (E.skip) skip_ = mixer_room.vector("skip", o_.heads, init::constant(1.0));
     if constexpr (has_bonus) bonus_ = mixer_room.vector("bonus", o_.heads * key_width_, o_.start.bonus);
     if constexpr (E.sink) sink_ = mixer_room.vector("sink", o_.heads, init::constant(0.0));
-    stage_ =
-        output_room<E>(mixer_room.inner("head_norm"), o_.heads, o_.value_dim, o_.head_norm_eps, o_.start.head_gain);
+    stage_ = output_room<E>(mixer_room.inner("head_norm"), o_);
     out_ = mixer_room.matrix("out", d_model, inner_width(), o_.start.out);
     if constexpr (E.bias) out_bias_ = column_bias(mixer_room, "out.bias", d_model, init::constant(0.0));
   }
@@ -214,6 +215,7 @@ class layer {
   /// y = x + f(x). `before` is the state of earlier tokens (nullptr: none), `after` takes the final one (nullptr:
   /// not wanted); both may be the same.
   template <class Device, class T>
+  requires mixer_detail::has_forward_on<Mixer, Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     arena_scope const scope(ws);
@@ -254,6 +256,7 @@ class layer {
   /// dx is written, parameters are added to; `d_after` is the derivative of the final state (nullptr: none),
   /// `d_before` takes that of the initial one.
   template <class Device, class T>
+  requires mixer_detail::has_backward_on<Mixer, Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {
@@ -314,6 +317,14 @@ class layer {
         fail(std::string(what) + " must divide heads = " + std::to_string(o_.heads) + ", got " +
              std::to_string(count));
     if (E.rope && o_.key_dim % 2 != 0) fail("rope needs an even key_dim, got " + std::to_string(o_.key_dim));
+    if (E.features == feature_map::dpfp && o_.feature_order < 1)
+      fail("feature_order, nu of dpfp, must be at least 1, got " + std::to_string(o_.feature_order));
+    if (E.head_norm != output_norm::full_width && o_.norm_groups != 1)
+      fail("norm_groups divides a norm over the full width, which this layer does not have; got " +
+           std::to_string(o_.norm_groups));
+    if (o_.norm_groups < 1 || inner_width() % o_.norm_groups != 0)
+      fail("norm_groups must divide the width of " + std::to_string(inner_width()) + ", got " +
+           std::to_string(o_.norm_groups));
     if (E.conv && o_.conv_width < 1) fail("conv_width must be at least 1, got " + std::to_string(o_.conv_width));
     using which_type = typename Mixer::selector_type::which_type;
     if (which_type::spec.windowed && o_.window < 1)
@@ -333,9 +344,9 @@ class layer {
            std::to_string(o_.gate_blocks));
   }
 
-  initialiser or_in(initialiser const& special) const noexcept { return special.value ? special : o_.start.in; }
+  initialiser or_in(initialiser const& special) const noexcept { return special ? special : o_.start.in; }
   void add_shift(parameter_room& room, index_t d_model) {
-    auto const mu = [](initialiser const& i) { return i.value ? i : init::constant(0.5); };
+    auto const mu = [](initialiser const& i) { return i ? i : init::constant(0.5); };
     auto const& s = o_.start;
     bool const early_raw = gate_.raw_width() > 0 && !late_raw && !block_raw;  // blocks read the unshifted rows
     std::array<typename shift_room<E.shift>::entry, targets> list{
@@ -354,7 +365,7 @@ class layer {
     auto const add = [&](std::string_view name, index_t rows, initialiser initial, target t, bool bias) {
       return in_.add(room, name, rows, d_model, {initial, bias, shift_room<E.shift>::input(t)});
     };
-    index_t const K = kernels::feature_input(E.features, o_.key_dim);
+    index_t const K = projected_dim();
     index_t const z_rows = !E.output_gate ? 0 : low_rank_z ? o_.output_gate_rank : inner_width();
     z_ = add(low_rank_z ? "z.down" : "z", z_rows, low_rank_z ? or_in(s.down) : or_in(s.z), to_z,
              E.bias && !low_rank_z);
@@ -376,7 +387,7 @@ class layer {
   void add_second_projections(parameter_room& room, index_t d_model, bool first) {
     auto const& s = o_.start;
     width_ = late_ = in_.width();
-    index_t const source = late_raw ? value_width() : d_model, K = kernels::feature_input(E.features, o_.key_dim);
+    index_t const source = late_raw ? value_width() : d_model, K = projected_dim();
     auto const take = [&](index_t columns) { return std::exchange(width_, width_ + columns); };
     if constexpr (late_raw && !block_raw) {
       index_t const columns = low_rank_raw ? o_.gate_rank : gate_.raw_width();
@@ -410,10 +421,14 @@ class layer {
   // Sizes.
   index_t inner_width() const noexcept { return o_.heads * o_.value_dim; }
   index_t value_width() const noexcept { return o_.value_heads * o_.value_dim; }
+  /// Channels of a query or key in front of their map.
+  index_t projected_dim() const noexcept {
+    return E.feature_weights ? o_.key_dim : kernels::feature_input(E.features, o_.key_dim);
+  }
   /// Channels of a value as the mixer sees it: a column of ones sums the weights.
   index_t mixed_dim() const noexcept { return o_.value_dim + (E.normalise ? 1 : 0); }
   index_t conv_width() const noexcept {
-    index_t const K = kernels::feature_input(E.features, o_.key_dim);
+    index_t const K = projected_dim();
     return value_width() + (late_keys || !keyed ? 0 : ((projects_keys ? o_.key_heads : 0) + o_.query_heads) * K);
   }
 
@@ -464,13 +479,11 @@ class layer {
   }
   template <class X>
   auto plain_keys(X const& x) const {
-    return part(x.p_rc, x.u_rc, k_, o_.key_heads, kernels::feature_input(E.features, o_.key_dim),
-                E.conv && !late_keys);
+    return part(x.p_rc, x.u_rc, k_, o_.key_heads, projected_dim(), E.conv && !late_keys);
   }
   template <class X>
   auto plain_queries(X const& x) const {
-    return part(x.p_rc, x.u_rc, q_, o_.query_heads, kernels::feature_input(E.features, o_.key_dim),
-                E.conv && !late_keys);
+    return part(x.p_rc, x.u_rc, q_, o_.query_heads, projected_dim(), E.conv && !late_keys);
   }
   template <class X>
   auto values(X const& x) const {
@@ -595,7 +608,10 @@ class layer {
   template <class Device, class T>
   void rotate(pass<Device, T> const& run, view3<T> k_rhk, view3<T> q_rhk, double direction, arena& ws) const {
     if constexpr (E.rope) {
-      kernels::rope_options const angles{.base = o_.rope_base, .channels = o_.rope_channels};
+      kernels::rope_options const angles{.base = o_.rope_base,
+                                         .channels = o_.rope_channels,
+                                         .interleaved = o_.rope_interleaved,
+                                         .closed = o_.rope_closed};
       if constexpr (!maps_keys && !maps_queries) {
         // Queries stand behind the keys, so that one call turns both.
         auto both = k_rhk;

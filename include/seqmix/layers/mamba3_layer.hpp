@@ -127,6 +127,7 @@ class mamba3_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::turns_on<Device, T> && mixer_detail::has_forward_on<mixer_type_, Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     arena_scope const scope(ws);
@@ -153,6 +154,7 @@ class mamba3_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::turns_back_on<Device, T> && mixer_detail::has_backward_on<mixer_type_, Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {

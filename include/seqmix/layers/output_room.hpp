@@ -23,17 +23,17 @@ class output_room {
   static constexpr bool fused = !grouped && !added && (!E.output_gate || E.gate_map == activation::silu);
 
   output_room() = default;
-  output_room(parameter_room room, index_t heads, index_t dim, double eps, initialiser gain)
-      : heads_(heads), dim_(dim), eps_(eps) {
+  output_room(parameter_room room, layer_options const& o)
+      : heads_(o.heads), dim_(o.value_dim), groups_(o.norm_groups), eps_(o.head_norm_eps) {
     if constexpr (E.head_norm == output_norm::none) return;
-    index_t const width = E.head_norm == output_norm::per_head ? dim : heads * dim;
-    gain_ = room.vector("weight", width, gain);
+    index_t const width = E.head_norm == output_norm::per_head ? dim_ : heads_ * dim_;
+    gain_ = room.vector("weight", width, o.start.head_gain);
     if constexpr (grouped) shift_ = room.vector("bias", width, init::constant(0.0));
   }
 
   template <class T>
   T* carve_saved(arena& a, index_t rows) const {
-    return a.take<T>(fused ? rows * (E.head_norm == output_norm::per_head ? heads_ : 1)
+    return a.take<T>(fused ? rows * (E.head_norm == output_norm::per_head ? heads_ : groups_)
                            : kernels::head_norm_saved(norm(), rows, norm_heads()));
   }
 
@@ -42,7 +42,9 @@ class output_room {
   void forward(Device dev, T const* base, view3<same<T>> o_rhv, view2<same<T>> z_rc, view2<same<T>> y_rc, T* saved,
                Add const& add) const {
     if constexpr (fused) {
-      kernels::output_stage_forward(dev, stage(), flat<T const>(o_rhv), z_rc, gain_.data(base), y_rc, saved);
+      for (index_t g = 0; g < groups_; ++g)
+        kernels::output_stage_forward(dev, stage(), group(flat<T const>(o_rhv), g), group(z_rc, g),
+                                      gain_of(base, g), group(y_rc, g), saved_of(saved, y_rc, g));
     } else {
       normed(dev, base, o_rhv, as_heads(y_rc, heads_, dim_), saved);
       add(as_heads(y_rc, heads_, dim_));
@@ -55,8 +57,11 @@ class output_room {
                 view2<same<T> const> dy_rc, view3<same<T>> d_o_rhv, view2<same<T>> dz_rc, same<T>* d_base,
                 view2<same<T>> y_rc, Add const& add, AddBackward const& add_backward, arena& ws) const {
     if constexpr (fused) {
-      kernels::output_stage_backward(dev, stage(), flat<T const>(o_rhv), z_rc, gain_.data(base), saved, dy_rc,
-                                     flat<T>(d_o_rhv), dz_rc, gain_.data(d_base), ws, y_rc);
+      for (index_t g = 0; g < groups_; ++g)
+        kernels::output_stage_backward(dev, stage(), group(flat<T const>(o_rhv), g), group(z_rc, g),
+                                       gain_of(base, g), saved_of(saved, y_rc, g), group(dy_rc, g),
+                                       group(flat<T>(d_o_rhv), g), group(dz_rc, g), gain_of(d_base, g), ws,
+                                       group(y_rc, g));
     } else {
       arena_scope const scope(ws);
       auto const t = ws.take_view<T, 2>(y_rc.extent), dt = ws.take_view<T, 2>(y_rc.extent);
@@ -79,16 +84,30 @@ class output_room {
   }
 
  private:
-  index_t norm_heads() const noexcept { return E.head_norm == output_norm::full_width ? 1 : heads_; }
+  index_t norm_heads() const noexcept { return E.head_norm == output_norm::full_width ? groups_ : heads_; }
   kernels::head_norm norm() const noexcept {
-    return {
-        .over = grouped ? kernels::norm_over::layer : kernels::norm_over::rms, .eps = eps_, .per_head = grouped};
+    return {.over = grouped ? kernels::norm_over::layer : kernels::norm_over::rms,
+            .eps = eps_,
+            .per_head = E.head_norm != output_norm::per_head};
   }
   kernels::output_stage stage() const noexcept {
     index_t const width = E.head_norm == output_norm::none       ? 0
                           : E.head_norm == output_norm::per_head ? dim_
-                                                                 : heads_ * dim_;
+                                                                 : heads_ * dim_ / groups_;
     return {width, width, E.output_gate, E.gate_before_norm, eps_};
+  }
+  // The groups of a norm over the full width, one call each: columns, gains and what is saved.
+  template <class T>
+  view2<T> group(view2<T> x_rc, index_t g) const {
+    return groups_ == 1 ? x_rc : x_rc.slice(1, g * (x_rc.extent[1] / groups_), x_rc.extent[1] / groups_);
+  }
+  template <class T>
+  T* gain_of(T* base, index_t g) const noexcept {
+    return g == 0 ? gain_.data(base) : gain_.data(base) + g * (gain_.rows / groups_);
+  }
+  template <class T>
+  static T* saved_of(T* saved, view2<T> y_rc, index_t g) noexcept {
+    return g == 0 ? saved : saved + g * y_rc.extent[0];
   }
   /// [R,H,V] as the heads that are normalised together.
   template <class T>
@@ -109,7 +128,7 @@ class output_room {
                                  split(t_rhv), saved);
   }
 
-  index_t heads_ = 1, dim_ = 1;
+  index_t heads_ = 1, dim_ = 1, groups_ = 1;
   double eps_ = 1e-5;
   weight gain_, shift_;
 };

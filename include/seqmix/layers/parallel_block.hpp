@@ -10,6 +10,10 @@ namespace seqmix::inline v0 {
 template <class... Branches>
 class parallel_block {
   static_assert(sizeof...(Branches) > 0, "seqmix parallel_block: name at least one branch");
+  template <class Device, class T>
+  static constexpr bool runs_on = (layer_detail::has_forward_on<Branches, Device, T> && ...);
+  template <class Device, class T>
+  static constexpr bool trains_on = (layer_detail::has_backward_on<Branches, Device, T> && ...);
 
  public:
   using options = std::tuple<typename Branches::options...>;
@@ -58,6 +62,7 @@ class parallel_block {
   }
 
   template <class Device, class T>
+  requires runs_on<Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     arena_scope const scope(ws);
@@ -71,6 +76,7 @@ class parallel_block {
     });
   }
   template <class Device, class T>
+  requires trains_on<Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {

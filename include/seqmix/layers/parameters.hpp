@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <seqmix/layers/detail/orthogonal.hpp>
 #include <seqmix/tensor/philox.hpp>
 #include <seqmix/tensor/view.hpp>
 
@@ -21,11 +22,23 @@ struct initial_element {
   double a, b, c;  ///< numbers of the initialiser
 };
 
-/// A rule for start values: a function of the element alone, so that the same seed gives the same bits on any
-/// number of threads and whatever other tensors exist.
+/// A tensor that is initialised as a whole: `to` [rows, columns] holds standard normal numbers and takes the start
+/// values.
+struct initial_matrix {
+  double* to;
+  index_t rows, columns;
+  index_t layer, layers;
+  double a, b, c;  ///< numbers of the initialiser
+};
+
+/// A rule for start values: a function of the element alone, or of the tensor's own random numbers, so that the
+/// same seed gives the same bits on any number of threads and whatever other tensors exist.
 struct initialiser {
   double (*value)(initial_element const&) = nullptr;
   double a = 0.0, b = 0.0, c = 0.0;
+  void (*matrix)(initial_matrix const&) = nullptr;  ///< stands for `value` where the elements depend on each other
+
+  explicit operator bool() const noexcept { return value || matrix; }
 };
 
 namespace init {
@@ -60,6 +73,16 @@ inline initialiser xavier(double gain) {
             return e.a * (2.0 * e.uniform - 1.0) * std::sqrt(6.0 / double(e.rows + e.columns));
           },
           gain, 0.0};
+}
+/// Rows or columns, whichever are fewer, orthonormal and times a gain. Source: Saxe et al. (arXiv 1312.6120),
+/// section 3.
+inline initialiser orthogonal(double gain = 1.0) {
+  return {.a = gain,
+          .matrix = [](initial_matrix const& m) { detail::make_orthogonal(m.to, m.rows, m.columns, m.a); }};
+}
+/// Square matrices below one another, each the identity.
+inline initialiser identity() {
+  return {[](initial_element const& e) { return e.row % e.columns == e.column ? 1.0 : 0.0; }};
 }
 }  // namespace init
 
@@ -157,6 +180,10 @@ class parameter_list {
     for (auto const& p : list_) {
       random_stream const random(seed, p.name);
       index_t const columns = p.columns();
+      if (p.initial.matrix) {
+        initialise_matrix(p, random, base + p.offset);
+        continue;
+      }
       for (index_t i = 0; i < p.size(); ++i) {
         auto const u = std::uint64_t(i);
         initial_element const e{i / columns,       p.rows(),         i % columns, columns,     p.layer,    p.layers,
@@ -167,6 +194,14 @@ class parameter_list {
   }
 
  private:
+  template <class T>
+  static void initialise_matrix(parameter const& p, random_stream const& random, T* to) {
+    buffer<double> numbers(p.size());
+    for (index_t i = 0; i < p.size(); ++i) numbers[i] = random.normal(std::uint64_t(i));
+    p.initial.matrix(
+        {numbers.data(), p.rows(), p.columns(), p.layer, p.layers, p.initial.a, p.initial.b, p.initial.c});
+    for (index_t i = 0; i < p.size(); ++i) to[i] = T(numbers[i]);
+  }
   std::vector<parameter> list_;
   std::vector<std::string> claimed_;
   index_t size_ = 0;

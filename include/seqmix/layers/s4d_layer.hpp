@@ -10,6 +10,22 @@
 
 namespace seqmix::inline v0 {
 
+namespace layer_detail {
+template <class Device, class T>
+concept s4d_forward_on = requires(Device dev, s4d_shape const& s, s4d_input<T> const& in, view2<T> y, arena& ws) {
+  kernels::s4d_forward(dev, s, in, y, nullptr, view4<T>{}, ws);
+}
+|| requires(Device dev, s4d_shape const& s, s4d_input<T> const& in, view2<T> y) {
+  kernels::s4d_forward(dev, s, in, y, view4<T>{});
+};
+template <class Device, class T>
+concept s4d_backward_on = requires(Device dev, s4d_shape const& s, s4d_input<T> const& in,
+                                   kernels::s4d_saved<T> const& keep, view2<T> y, s4d_gradient<T> const& d,
+                                   arena& ws) {
+  kernels::s4d_backward(dev, s, in, keep, y, view4<T>{}, d, ws);
+};
+}  // namespace layer_detail
+
 /// Sizes and numbers of an S4D layer; the defaults are the published ones. Its width is d_model.
 struct s4d_layer_options {
   index_t states = 64;            ///< complex states a channel, an even number: one of each conjugate pair is kept
@@ -58,7 +74,7 @@ class s4d_layer {
     A_imag_ = in.vector("A_imag", n, {frequency, double(pairs())});
     C_ = in.vector("C", 2 * n, init::normal(std::sqrt(0.5)), true);
     D_ = in.vector("D", d_, init::normal(1.0), true);
-    out_ = in.matrix("out", 2 * d_, d_, o_.out.value ? o_.out : init::fan_in());
+    out_ = in.matrix("out", 2 * d_, d_, o_.out ? o_.out : init::fan_in());
     out_bias_ = column_bias(in, "out.bias", 2 * d_, init::uniform(-bound, bound));
   }
 
@@ -97,6 +113,7 @@ class s4d_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::s4d_forward_on<Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     arena_scope const scope(ws);
@@ -119,6 +136,7 @@ class s4d_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::s4d_backward_on<Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {

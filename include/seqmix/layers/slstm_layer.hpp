@@ -15,6 +15,23 @@
 
 namespace seqmix::inline v0 {
 
+namespace layer_detail {
+template <class Device, class T>
+concept slstm_forward_on = requires(Device dev, slstm_shape const& s, slstm_input<T> const& in,
+                                    slstm_state<T> const& final, arena& ws) {
+  kernels::slstm_forward(dev, s, in, view3<T>{}, nullptr, final, ws);
+}
+|| requires(Device dev, slstm_shape const& s, slstm_input<T> const& in, slstm_state<T> const& final) {
+  kernels::slstm_forward(dev, s, in, view3<T>{}, final);
+};
+template <class Device, class T>
+concept slstm_backward_on = requires(Device dev, slstm_shape const& s, slstm_input<T> const& in,
+                                     kernels::slstm_saved<T> const& keep, view3<T const> y,
+                                     slstm_state<T const> const& d_final, slstm_gradient<T> const& d, arena& ws) {
+  kernels::slstm_backward(dev, s, in, y, keep, y, d_final, d, ws);
+};
+}  // namespace layer_detail
+
 /// Sizes and numbers of an sLSTM layer; the defaults are the published ones.
 struct slstm_layer_options {
   index_t heads = 4;
@@ -116,6 +133,7 @@ class slstm_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::slstm_forward_on<Device, T>
   void forward(pass<Device, T> const& run, view2<same<T> const> x_rd, view2<same<T>> y_rd,
                saved<same<T>> const& keep, state<same<T>> const* before, state<same<T>>* after, arena& ws) const {
     arena_scope const scope(ws);
@@ -145,6 +163,7 @@ class slstm_layer {
   }
 
   template <class Device, class T>
+  requires layer_detail::slstm_backward_on<Device, T>
   void backward(pass<Device, T> const& run, view2<same<T> const> x_rd, saved<same<T>> const& keep,
                 view2<same<T> const> dy_rd, view2<same<T>> dx_rd, state<same<T>> const* before,
                 state<same<T>> const* d_after, state<same<T>>* d_before, same<T>* d_base, arena& ws) const {

@@ -36,6 +36,21 @@ struct trapezoid_gradient {
   T *q_bias = nullptr, *k_bias = nullptr;
 };
 
+namespace layer_detail {
+/// What a trapezoidal recurrence needs beside its mixer.
+template <class Device, class T>
+concept turns_on = requires(Device dev, view3<T const> x, view3<T> y, arena& ws) {
+  kernels::rotation_angles_forward(dev, sequences{}, x, view2<T>{}, x, y, y, ws);
+  kernels::rotate_forward(dev, x, nullptr, x, y);
+  kernels::own_token_forward(dev, kernels::own_token<T>{}, y);
+};
+template <class Device, class T>
+concept turns_back_on = requires(Device dev, view3<T const> x, view3<T> y, arena& ws) {
+  kernels::rotation_angles_backward(dev, sequences{}, x, view2<T>{}, x, y, y, view2<T>{}, y, ws);
+  kernels::rotate_backward(dev, x, x, x, y, nullptr, y, true, ws);
+};
+}  // namespace layer_detail
+
 /// Mamba-3's mixing of tokens. Queries and keys are biased and turned by the summed angles theta_t = theta_(t-1) +
 /// pi tanh(speed_t) Delta_t; a state takes both ends of each step by the trapezoid's rule, lambda = sigmoid(raw):
 ///   S_t = e^g_t (S_(t-1) + (1 - lambda_t) Delta_t k_(t-1) v_(t-1)') + lambda_t Delta_t k_t v_t',   o_t = S_t' q_t

@@ -246,10 +246,12 @@ inline layer_options expanded(index_t d_model, index_t heads, double keys, doubl
 inline layer_options linear_attention_options(index_t d_model, index_t heads) {
   return detail::expanded(d_model, heads, 1.0, 1.0);
 }
-/// Sizes of a RetNet layer: keys of d_model, values of twice that; xavier start values with the gains of its
-/// authors' code.
+/// Sizes of a RetNet layer: keys of d_model, values of twice that; angles, and xavier start values with their
+/// gains, as in its authors' code. (Weights of flash-linear-attention have the usual rotary angles:
+/// rope_interleaved and rope_closed are false there.)
 inline layer_options retnet_options(index_t d_model, index_t heads) {
   auto o = detail::expanded(d_model, heads, 1.0, 2.0);
+  o.rope_interleaved = o.rope_closed = true;
   o.start.in = init::xavier(std::exp2(-2.5));
   o.start.out = init::xavier(0.5);
   return o;
@@ -276,17 +278,19 @@ inline layer_options mamba1_options(index_t d_model, index_t states = 16, index_
   o.start.up = init::fan_in();  // U(+-1/sqrt(rank))
   return o;
 }
-/// Sizes of a Mamba-2 layer: B and C are shared by all heads (one group); framework-style start values.
+/// Sizes of a Mamba-2 layer: the heads of a group share B and C, and its channels are normed together;
+/// framework-style start values.
 struct mamba2_sizes {
-  index_t heads = 1, state = 128, head_dim = 64;
+  index_t heads = 1, state = 128, head_dim = 64, groups = 1;
 };
 inline layer_options mamba2_options(mamba2_sizes s) {
   layer_options o{.heads = s.heads,
-                  .query_heads = 1,
-                  .key_heads = 1,
+                  .query_heads = s.groups,
+                  .key_heads = s.groups,
                   .key_dim = s.state,
                   .value_dim = s.head_dim,
                   .scale = 1.0};
+  o.norm_groups = s.groups;
   o.start.in = init::fan_in();
   o.start.out = init::fan_in_per_layer();
   return o;
@@ -363,6 +367,15 @@ inline index_t rwkv7_rank(index_t d_model, double c) {
   return (std::max)(index_t(32), index_t(std::lround(c * std::sqrt(double(d_model)) / 32.0)) * 32);
 }
 
+/// RWKV-7's second low-rank factors, orthogonal; its code has them transposed, [rank, C], with a gain that grows
+/// where the rank is the greater side.
+inline initialiser rwkv7_up(double gain) {
+  return {.a = gain, .matrix = [](initial_matrix const& m) {
+            double const widened = m.a * std::sqrt((std::max)(1.0, double(m.columns) / double(m.rows)));
+            seqmix::detail::make_orthogonal(m.to, m.rows, m.columns, widened);
+          }};
+}
+
 }  // namespace detail
 
 /// RWKV-4: every channel a head. Start values of its training code; its zero-scaled matrices start at zero there,
@@ -427,7 +440,7 @@ inline std::tuple<layer_options, channel_mix_options> rwkv7_options(index_t d_mo
   s.key = init::fan_in(0.05);
   s.out = init::constant(0.0);
   s.down = init::constant(0.0);
-  s.up = init::normal_fan_in(0.1);
+  s.up = detail::rwkv7_up(0.1);
   s.bonus = init::constant(-0.04);
   s.head_gain = {
       [](initial_element const& e) { return std::pow((1.0 + double(e.layer)) / double(e.layers), 0.7); }};

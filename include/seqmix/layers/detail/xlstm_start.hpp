@@ -22,7 +22,7 @@ inline index_t expanded_width(double expand, index_t d_model) {
   return index_t(std::ceil(expand * double(d_model) / 64.0)) * 64;
 }
 inline initialiser start_or(initialiser const& given, initialiser const& published) noexcept {
-  return given.value ? given : published;
+  return given ? given : published;
 }
 
 }  // namespace seqmix::inline v0::detail
