@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/formulas.hpp>
 #include <seqmix/tensor/sequences.hpp>
@@ -45,5 +47,30 @@ template <class T>
 struct selective_scan_saved {
   T* states = nullptr;
 };
+
+/// Checks every view of a selective scan and names the one that does not fit: shape_error.
+template <class T>
+void validate(selective_scan_shape const& s, selective_scan_input<T> const& in) {
+  index_t const R = s.seq.rows(), D = s.channels, K = s.states;
+  if (s.groups < 1 || D % s.groups != 0)
+    throw shape_error("seqmix: selective scan: groups must divide the " + std::to_string(D) + " channels, got " +
+                      std::to_string(s.groups));
+  expect_shape("selective scan u", in.u_rd, {R, D});
+  expect_shape("selective scan delta", in.delta_rd, {R, D});
+  if (in.z_rd) expect_shape("selective scan z", in.z_rd, {R, D});
+  expect_shape("selective scan B", in.b_rgk, {R, s.groups, K});
+  expect_shape("selective scan C", in.c_rgk, {R, s.groups, K});
+  expect_shape("selective scan A_log", in.a_log_dk, {D, K});
+  if (in.delta_bias_d) expect_shape("selective scan delta_bias", in.delta_bias_d, {D});
+  if (in.skip_d) expect_shape("selective scan skip", in.skip_d, {D});
+  if (in.initial_ndk) expect_shape("selective scan initial state", in.initial_ndk, {s.seq.count(), D, K});
+  expect_contiguous("selective scan u", in.u_rd);
+  expect_contiguous("selective scan delta", in.delta_rd);
+  expect_contiguous("selective scan z", in.z_rd);
+  expect_contiguous("selective scan B", in.b_rgk);
+  expect_contiguous("selective scan C", in.c_rgk);
+  expect_contiguous("selective scan delta_bias", in.delta_bias_d);
+  expect_contiguous("selective scan skip", in.skip_d);
+}
 
 }  // namespace seqmix::inline v0

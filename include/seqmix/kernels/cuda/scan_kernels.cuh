@@ -144,7 +144,7 @@ __device__ inline index_t state_at(channel_cut const& c, channel_block const& b,
 /// The map of every piece, channel and key; of derivatives, walked backwards, where `Reverse`: out = a (x + c) a
 /// token, with c = scale q d_o.
 template <bool Reverse, bool Fused, int Channels, class T>
-__global__ void __launch_bounds__(scan_threads) reduce_pieces(scan_inputs<T> x, heads<T const> d_o, affine* carry) {
+__global__ void __launch_bounds__(scan_threads, 2) reduce_pieces(scan_inputs<T> x, heads<T const> d_o, affine* carry) {
   struct compose_in_order {
     __device__ affine operator()(affine earlier, affine later) const {
       return Reverse ? compose{}(later, earlier) : compose{}(earlier, later);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(scan_threads) reduce_pieces(scan_inputs<T> x, 
 
 /// o, the state before every tile and the final state.
 template <bool Fused, int Channels, class T>
-__global__ void __launch_bounds__(scan_threads) scan_forward(scan_inputs<T> x, heads<T> o, float const* initial,
+__global__ void __launch_bounds__(scan_threads, 2) scan_forward(scan_inputs<T> x, heads<T> o, float const* initial,
                                                              affine const* carry, float* saved, float* final) {
   __shared__ typename affine_scan_of_block::TempStorage room[2];
   extern __shared__ float state[];  // [channel][K]
@@ -283,7 +283,7 @@ struct scan_outputs {
 /// All derivatives, tile by tile from the last: states are computed again from the one saved before the tile, then
 /// d_S_t = scale q_t d_o_t + a_{t+1} d_S_{t+1}.
 template <bool Fused, int Channels, class T>
-__global__ void __launch_bounds__(scan_threads)
+__global__ void __launch_bounds__(scan_threads, 2)
     scan_backward(scan_inputs<T> x, heads<T const> d_o, float const* saved, float const* d_final,
                   affine const* carry, scan_outputs<T> d) {
   using sum_of_block = cub::BlockReduce<double, scan_threads>;
