@@ -64,7 +64,7 @@ void check_close(std::string const& what, std::vector<T> const& got, std::vector
     auto const x = double(static_cast<accumulator_t<T>>(got[i]));
     bool const same = x == want[i] || (x != x && want[i] != want[i]);
     double const off = same ? 0 : std::fabs(x - want[i]);
-    if (worst == worst && !(off <= worst)) worst = off, where = i;  // a NaN stays
+    if (!std::isnan(worst) && !(off <= worst)) worst = off, where = i;  // a NaN stays
   }
   check(worst <= tolerance * most,
         what + ": off by " + std::to_string(worst) + " of " + std::to_string(most) + " at " +
