@@ -6,17 +6,8 @@
 /// and the saved log-sum-exp,
 ///   p = e^(score - lse),   d_score = p (g.v - g.o),
 /// once by tiles of keys for d_k and d_v, once by tiles of queries for d_q, so that no two blocks add to one
-/// number.
+/// number. What a pair of query and key does is a rule of its own; other weights have others.
 namespace seqmix::inline v0::kernels::cuda {
-
-/// What a backward reads beside the input.
-template <class T>
-struct attention_upstream {
-  heads<T const> d_o;
-  float const* lse;  ///< [R,H]
-  float* product;    ///< g.o of every row [H,R]
-  index_t rows;
-};
 
 /// Where the derivatives of tokens go: rows or the past, or for heads that are shared to float sums per query head.
 template <class T>
@@ -47,6 +38,13 @@ struct key_blocks {
   row_tiles own;
   index_t past_per_sequence, own_count;
 
+  /// `alone`: rows bring no keys; `past`: the derivatives of past tokens are wanted.
+  static key_blocks of(device::cuda const& dev, attention_shape const& s, token_places const& places, bool alone,
+                       bool past) {
+    row_tiles const rows(dev, s.seq, tile_keys);
+    return {rows, past ? divided_up(places.capacity, tile_keys) : 0, alone ? 0 : rows.count};
+  }
+
   struct place {
     index_t sequence, first;
     bool of_past;
@@ -63,23 +61,19 @@ struct key_blocks {
 
 namespace detail {
 
-/// What a lane's two rows of a fragment need.
+/// What a lane's two rows of a fragment need; rules add their terms.
 struct lane_terms : lane_rows {
-  float lse[2], product[2];
   bool all_seen;
 
-  /// Rows first + row of the fragment; those behind the last get weights of 0.
+  /// The running log-decays of rows first + row of the fragment.
   template <class T>
-  __device__ void load(attention_problem<T> const& p, attended_head const& head, attention_upstream<T> const& up,
-                       index_t first) {
+  __device__ void load_sums(attention_problem<T> const& p, attended_head const& head, index_t first) {
+    if (!p.bias.given) return;
     head_bias const bias = head.bias(p);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       index_t const i = first + fragment<1>::row(2 * r);
-      bool const is_row = i < head.rows;
-      lse[r] = is_row ? up.lse[(head.begin + i) * p.heads_count + head.head] : INFINITY;
-      product[r] = is_row ? up.product[head.head * up.rows + head.begin + i] : 0.0F;
-      if (p.bias.given) sum[r] = is_row ? bias.split(head.position + i) : split_sum(0.0);
+      sum[r] = i < head.rows ? bias.split(head.position + i) : split_sum(0.0);
     }
   }
   /// What the rows see of a tile; `low`: the position of the warp's first one.
@@ -91,21 +85,52 @@ struct lane_terms : lane_rows {
   }
 };
 
-/// q.k to weights and g.v to derivatives of scores.
-template <int Columns>
-__device__ void pull_back(fragment<Columns>& x, fragment<Columns>& y, lane_terms const& lane, float scale,
-                          split_sum const* gate, int first_column) {
-  score(x, lane, scale, gate, first_column, lane.all_seen);
+}  // namespace detail
+
+/// What a backward of softmax attention reads beside the input, and what a pair does: a rule for
+/// pull_back_attention.
+template <class T>
+struct attention_upstream {
+  heads<T const> d_o;
+  float const* lse;  ///< [R,H]
+  float* product;    ///< g.o of every row [H,R]
+  index_t rows;
+  /// Whether d_v is made of the weights that pull_back leaves, else somebody else writes it.
+  static constexpr bool values = true;
+
+  struct lane : detail::lane_terms {
+    float lse[2], product[2];
+  };
+  /// Rows first + row of the fragment; those behind the last get weights of 0.
+  __device__ void load(lane& x, attention_problem<T> const& p, attended_head const& head, index_t first) const {
+    x.load_sums(p, head, first);
 #pragma unroll
-  for (int n = 0; n < Columns; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      bool const hidden = x.x[n][e] == -INFINITY;
-      float const weight = hidden ? 0.0F : weight_of(x.x[n][e] - lane.lse[e / 2]);
-      y.x[n][e] = hidden ? 0.0F : weight * (y.x[n][e] - lane.product[e / 2]);
-      x.x[n][e] = weight;
+    for (int r = 0; r < 2; ++r) {
+      index_t const i = first + fragment<1>::row(2 * r);
+      bool const is_row = i < head.rows;
+      x.lse[r] = is_row ? lse[(head.begin + i) * p.heads_count + head.head] : INFINITY;
+      x.product[r] = is_row ? product[head.head * rows + head.begin + i] : 0.0F;
     }
-}
+  }
+  /// q.k to weights and g.v to derivatives of scores; the fragment begins at `first_column` of
+  /// the tile.
+  template <int Columns>
+  __device__ void pull_back(fragment<Columns>& x, fragment<Columns>& y, lane const& terms, float scale,
+                            split_sum const* gate, int first_column, key_tile<T> const&) const {
+    score(x, terms, scale, gate, first_column, terms.all_seen);
+#pragma unroll
+    for (int n = 0; n < Columns; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        bool const hidden = x.x[n][e] == -INFINITY;
+        float const weight = hidden ? 0.0F : weight_of(x.x[n][e] - terms.lse[e / 2]);
+        y.x[n][e] = hidden ? 0.0F : weight * (y.x[n][e] - terms.product[e / 2]);
+        x.x[n][e] = weight;
+      }
+  }
+};
+
+namespace detail {
 
 /// g.o of every row, by the sums of g.v, so that a row that sees one key alone has exact zeros. Grid of (heads x
 /// tiles of 64 rows).
@@ -194,10 +219,10 @@ __device__ void multiply_slices(fragment<Columns>& x, slice_loader<Width, Thread
 
 /// d_k and d_v of one tile of keys by one query head: grid (heads x tiles, slices of their channels). Queries in
 /// ascending order.
-template <class T, int Width>
+template <class T, int Width, class Rule>
 __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_shape<T, Width>::blocks)
-    pull_back_keys(attention_problem<T> p, key_blocks cut, attention_upstream<T> up, token_target<T> d_k,
-                   token_target<T> d_v, bias_sums sums) {
+    pull_back_keys(attention_problem<T> p, key_blocks cut, Rule rule, token_target<T> d_k, token_target<T> d_v,
+                   bias_sums sums) {
   using shape = backward_shape<T, Width>;
   using loader = slice_loader<Width, shape::threads, T>;
   constexpr int row = shape::row, weight_row = shape::weight_row, part = Width / shape::split;
@@ -216,7 +241,7 @@ __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_sh
   if (place.first >= (place.of_past ? head.past : head.rows)) return;
   auto const tile = head.tile(p, int(place.first / tile_keys) + (place.of_past ? 0 : head.past_tiles()));
   int const slice = int(blockIdx.y);
-  bool const has_keys = slice * Width < p.key_dim, has_values = slice * Width < p.value_dim;
+  bool const has_keys = slice * Width < p.key_dim, has_values = rule.values && slice * Width < p.value_dim;
   bool const sliced = may_be_sliced<T, Width> && (p.key_dim > Width || p.value_dim > Width);
   int const along = int(threadIdx.x) / warp % 4 * 16, across = int(threadIdx.x) / 128;
 
@@ -237,7 +262,7 @@ __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_sh
   for (index_t i = first; i < end; i += 64) {
     int const count = head.rows - i < 64 ? int(head.rows - i) : 64;
     loader const load_queries{q, 64, p.q.at(head.begin + i, head.head), p.q.row, count, p.key_dim};
-    loader const load_upstream{d_o, 64, up.d_o.at(head.begin + i, head.head), up.d_o.row, count, p.value_dim};
+    loader const load_upstream{d_o, 64, rule.d_o.at(head.begin + i, head.head), rule.d_o.row, count, p.value_dim};
     fragment<tile_keys / 8 / shape::split> x, y;
     int const beside = across * x.columns;
     x.fill(0.0F);
@@ -255,12 +280,12 @@ __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_sh
       if (has_keys) load_queries(slice);
       if (has_values) load_upstream(slice);
     }
-    lane_terms lane;
-    lane.load(p, head, up, i + along);
+    typename Rule::lane lane;
+    rule.load(lane, p, head, i + along);
     lane.see(tile, head.position + i + along, p.window);
-    pull_back(x, y, lane, p.scale, p.bias.given ? gates : nullptr, beside);
+    rule.pull_back(x, y, lane, p.scale, p.bias.given ? gates : nullptr, beside, tile);
     if (sums_columns) add_columns(y, columns + along / 16 * tile_keys + beside);
-    store_fragment(x, weights + along * weight_row + beside, weight_row);
+    if (has_values) store_fragment(x, weights + along * weight_row + beside, weight_row);
     if constexpr (!shape::one_buffer) store_fragment(y, d_scores + along * weight_row + beside, weight_row);
     arrive();
     if (has_values)
@@ -284,8 +309,9 @@ __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_sh
     if (j >= tile.count) continue;
     d_k.write(p.places, head, tile.token + j,
               [&](auto* to) { write_row(to, sum_k, r, first_column, p.key_dim, p.scale); });
-    d_v.write(p.places, head, tile.token + j,
-              [&](auto* to) { write_row(to, sum_v, r, first_column, p.value_dim, 1.0F); });
+    if (has_values)
+      d_v.write(p.places, head, tile.token + j,
+                [&](auto* to) { write_row(to, sum_v, r, first_column, p.value_dim, 1.0F); });
   }
   if (!sums_columns) return;
   __syncthreads();
@@ -295,10 +321,9 @@ __global__ void __launch_bounds__(backward_shape<T, Width>::threads, backward_sh
 }
 
 /// d_q of 64 rows: grid (heads x tiles of rows, slices of the channels). Keys in ascending order.
-template <class T, int Width>
+template <class T, int Width, class Rule>
 __global__ void __launch_bounds__(128, backward_shape<T, Width>::query_blocks)
-    pull_back_queries(attention_problem<T> p, row_tiles cut, attention_upstream<T> up, heads<T> d_q,
-                      bias_sums sums) {
+    pull_back_queries(attention_problem<T> p, row_tiles cut, Rule rule, heads<T> d_q, bias_sums sums) {
   using shape = backward_shape<T, Width>;
   using loader = slice_loader<Width, 128, T>;
   constexpr int row = shape::row;
@@ -319,10 +344,10 @@ __global__ void __launch_bounds__(128, backward_shape<T, Width>::query_blocks)
   bool const sliced = may_be_sliced<T, Width> && (p.key_dim > Width || p.value_dim > Width);
 
   loader const load_queries{q, 64, p.q.at(head.begin + first, head.head), p.q.row, count, p.key_dim};
-  loader const load_upstream{d_o, 64, up.d_o.at(head.begin + first, head.head), up.d_o.row, count, p.value_dim};
+  loader const load_upstream{d_o, 64, rule.d_o.at(head.begin + first, head.head), rule.d_o.row, count, p.value_dim};
   if (!sliced) load_queries(0), load_upstream(0);
-  lane_terms lane;
-  lane.load(p, head, up, first + along);
+  typename Rule::lane lane;
+  rule.load(lane, p, head, first + along);
   fragment<Width / 8> sum_q;
   sum_q.fill(0.0F);
   double row_sums[2] = {0.0, 0.0};
@@ -349,7 +374,7 @@ __global__ void __launch_bounds__(128, backward_shape<T, Width>::query_blocks)
       arrive();
     }
     lane.see(tile, head.position + first + along, p.window);
-    pull_back(x, y, lane, p.scale, p.bias.given ? gates : nullptr, 0);
+    rule.pull_back(x, y, lane, p.scale, p.bias.given ? gates : nullptr, 0, tile);
     if (sums.wanted) add_rows(y, row_sums);
     multiply_add<T>(sum_q, y, k, row, base + shape::p + along * shape::weight_row);
   }
@@ -405,26 +430,34 @@ __global__ void __launch_bounds__(Threads)
   if (threadIdx.x == 0) d_sink[h * d_sink_step] = float(sum);
 }
 
-template <class T, int Width>
-void attention_backward(device::cuda const& dev, attention_shape const& s, attention_problem<T> const& problem,
-                        bool alone, heads<T const> o, attention_upstream<T> const& up, token_target<T> const& d_k,
-                        token_target<T> const& d_v, heads<T> d_q, bias_sums const& sums, bool past_wanted) {
+/// d_q, d_k, d_v and the sums of the biases' derivatives by a rule, in tiles of `Width` channels.
+template <class T, int Width, class Rule>
+void pull_back_attention(device::cuda const& dev, attention_shape const& s, attention_problem<T> const& problem,
+                         key_blocks const& keys, Rule const& rule, token_target<T> const& d_k,
+                         token_target<T> const& d_v, heads<T> d_q, bias_sums const& sums) {
   using shape = backward_shape<T, Width>;
-  row_tiles const rows(dev, s.seq, 64);
-  key_blocks const keys{rows, past_wanted ? divided_up(problem.places.capacity, tile_keys) : 0,
-                        alone ? 0 : rows.count};
-  index_t const key_slices = divided_up(s.key_dim, Width), value_slices = divided_up(s.value_dim, Width);
-  launch(dev, "attention backward: rows", &multiply_rows<T, Width>, blocks(s.heads * rows.count), 128,
-         std::size_t(2 * shape::tile) * sizeof(T), problem, rows, o, up);
-  launch(dev, "attention backward: keys", &pull_back_keys<T, Width>,
+  row_tiles const& rows = keys.own;
+  index_t const key_slices = divided_up(s.key_dim, Width);
+  index_t const value_slices = rule.values ? divided_up(s.value_dim, Width) : 0;
+  launch(dev, "attention backward: keys", &pull_back_keys<T, Width, Rule>,
          blocks(s.heads * keys.count(), key_slices > value_slices ? key_slices : value_slices), shape::threads,
-         shape::bytes, problem, keys, up, d_k, d_v, sums);
-  launch(dev, "attention backward: queries", &pull_back_queries<T, Width>, blocks(s.heads * rows.count, key_slices),
-         128, shape::bytes, problem, rows, up, d_q, sums);
+         shape::bytes, problem, keys, rule, d_k, d_v, sums);
+  launch(dev, "attention backward: queries", &pull_back_queries<T, Width, Rule>,
+         blocks(s.heads * rows.count, key_slices), 128, shape::bytes, problem, rows, rule, d_q, sums);
   for (auto const* d : {&d_k, &d_v})
     if (d->group > 1)
       launch(dev, "attention backward: shared heads", &add_heads<T>, blocks(s.heads / d->group * keys.count()), 128,
              0, problem.places, keys, *d);
+}
+
+template <class T, int Width>
+void attention_backward(device::cuda const& dev, attention_shape const& s, attention_problem<T> const& problem,
+                        bool alone, heads<T const> o, attention_upstream<T> const& up, token_target<T> const& d_k,
+                        token_target<T> const& d_v, heads<T> d_q, bias_sums const& sums, bool past_wanted) {
+  auto const keys = key_blocks::of(dev, s, problem.places, alone, past_wanted);
+  launch(dev, "attention backward: rows", &multiply_rows<T, Width>, blocks(s.heads * keys.own.count), 128,
+         std::size_t(2 * backward_shape<T, Width>::tile) * sizeof(T), problem, keys.own, o, up);
+  pull_back_attention<T, Width>(dev, s, problem, keys, up, d_k, d_v, d_q, sums);
 }
 
 }  // namespace detail

@@ -1,0 +1,13 @@
+#include <seqmix/kernels/cuda/top1_attention.cuh>
+
+namespace seqmix::kernels {
+
+using selectors::top1;
+using enum selectors::top1_output;
+using enum selectors::top1_gradient;
+
+template struct cuda_top1<selectors::all, top1<hard, straight_through>, bfloat16>;
+template struct cuda_top1<selectors::all, top1<weighted, selected_weight>, bfloat16>;
+template struct cuda_top1<selectors::window, top1<hard, straight_through>, float16>;
+
+}  // namespace seqmix::kernels
