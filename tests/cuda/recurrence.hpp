@@ -315,4 +315,58 @@ recurrence_results compare_recurrence(recurrence_setting const& c, recurrence_to
   return got;
 }
 
+/// Row t of every sequence of a batch.
+template <class T, std::size_t Rank>
+view<T, Rank> token_rows(view<T, Rank> x, index_t t, sequences const& batch) {
+  if (x.data == nullptr || x.stride[0] == 0) return x;
+  x.data += t * x.stride[0];
+  x.extent[0] = batch.count();
+  x.stride[0] *= batch.longest();
+  return x;
+}
+
+/// Token by token on the state that is carried on, in its place, against the reference over the whole sequences.
+template <class State, bool PerChannel, class T>
+void compare_steps(recurrence_setting const& c, double tolerance) {
+  using kernel = kernels::cuda_recurrence<State, PerChannel, T>;
+  recurrence_numbers const raw(c);
+  auto const x = raw.rounded<T>();
+  auto const want = oracle<State, PerChannel>(c, x, false);
+  recurrence_memory<T, device_array> const m(c, x, c.padding);
+  auto s = m.shape();
+  auto const batch = s.seq;
+  s.seq = sequences::batch(batch.count(), 1);
+  device::cuda const dev{};
+  arena none = arena::measure();
+  for (index_t t = 0; t < batch.longest(); ++t) {
+    auto in = m.input();
+    in.q_rhk = token_rows(in.q_rhk, t, batch), in.k_rhk = token_rows(in.k_rhk, t, batch);
+    in.v_rhv = token_rows(in.v_rhv, t, batch), in.g_rhk = token_rows(in.g_rhk, t, batch);
+    in.write_rh = token_rows(in.write_rh, t, batch), in.beta_rh = token_rows(in.beta_rh, t, batch);
+    if (t > 0) in.initial_nhkv = m.final();
+    kernel::forward(dev, s, in, token_rows(m.output(), t, batch), nullptr, m.final(), none);
+  }
+  check(none.peak() == 0, c.name + ": a token needs no memory");
+  auto const got = m.results();
+  check_close(c.name + ": o token by token", got.o, want.o, tolerance);
+  check_close(c.name + ": the state behind the last token", got.final, want.final, tolerance);
+}
+
+inline recurrence_setting recurrence_batch(std::string name, index_t count, index_t length, index_t heads,
+                                           index_t key_dim, index_t value_dim) {
+  recurrence_setting c{std::move(name)};
+  c.count = count;
+  c.length = length;
+  c.heads = c.query_heads = c.key_heads = c.value_heads = c.gate_heads = heads;
+  c.key_dim = key_dim;
+  c.value_dim = value_dim;
+  return c;
+}
+inline recurrence_setting recurrence_packed(std::string name, std::vector<index_t> offsets, index_t heads,
+                                            index_t key_dim, index_t value_dim) {
+  auto c = recurrence_batch(std::move(name), 1, 1, heads, key_dim, value_dim);
+  c.offsets = std::move(offsets);
+  return c;
+}
+
 }  // namespace seqmix::testing
