@@ -135,7 +135,7 @@ void recurrence(benchmark::State& state, index_t T, bool backward, double flops)
                            .scale = 0.125};
   recurrence_input<float> const in{x.view(x.q), x.view(x.k), x.view(x.v), g_rhk};
   auto keep_memory = arena::growing();
-  auto const keep = kernels::recurrence_saved<float>::carve<device::cpu::isa>(keep_memory, s);
+  auto const keep = kernels::recurrence_saved<float>::carve<device::cpu::isa>(keep_memory, s, outer_product::spec);
   auto const forward = [&](device::cpu dev, arena& ws) {
     kernels::recurrence_forward<recurrence_form::chunkwise, outer_product>(dev, s, in, x.view(x.o), &keep, {}, ws);
   };

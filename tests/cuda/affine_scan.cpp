@@ -28,7 +28,7 @@ recurrence_results right(recurrence_setting const& c, recurrence_numbers const& 
   kernels::recurrence_forward<State>(device::reference{}, s, in, m.output(), m.final());
   device::cpu const dev{};
   arena ws = arena::growing();
-  auto const saved = kernels::recurrence_saved<double>::carve<device::cpu::isa>(ws, s);
+  auto const saved = kernels::recurrence_saved<double>::carve<device::cpu::isa>(ws, s, State::spec);
   kernels::recurrence_forward<Form, State>(dev, s, in, scratch.output(), &saved, {}, ws);
   kernels::recurrence_backward<Form, State>(dev, s, in, saved, m.upstream(), m.d_final(), d, ws);
   return m.results();

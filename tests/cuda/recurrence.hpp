@@ -254,7 +254,7 @@ recurrence_results oracle(recurrence_setting const& c, recurrence_numbers const&
   if (!backward) return m.results();
   device::cpu const dev{};
   arena ws = arena::growing();
-  auto const saved = kernels::recurrence_saved<double>::carve<device::cpu::isa>(ws, s);
+  auto const saved = kernels::recurrence_saved<double>::carve<device::cpu::isa>(ws, s, State::spec);
   recurrence_memory<double, host_array> const scratch(c, x, 0);
   kernels::recurrence_forward<form, State>(dev, s, m.input(), scratch.output(), &saved, {}, ws);
   kernels::recurrence_backward<form, State>(dev, s, m.input(), saved, m.upstream(), m.d_final(), m.gradient(), ws);

@@ -26,7 +26,7 @@ struct recurrence_in_form : recurrence<State, Gate> {
       if constexpr (form == kernels::recurrence_form::channels)
         return {kernels::detail::channel_saved<Isa, T>(a, shape(s))};
       else
-        return {kernels::recurrence_saved<T>::template carve<Isa>(a, shape(s))};
+        return {kernels::recurrence_saved<T>::template carve<Isa>(a, shape(s), State::spec)};
     }
   };
 

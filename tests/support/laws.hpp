@@ -108,21 +108,24 @@ void check_causality(mixer_shape const& s) {
   DOCTEST_CHECK_MESSAGE(felt > 1, "tokens have no influence on their own outputs");
 }
 
-/// Not even a value that is infinite or NaN reaches an output before its token: a weight of 0 would let it through.
+/// Not even a value or a key that is infinite or NaN reaches an output before its token: a weight of 0 would let it
+/// through.
 template <class M, class T>
-void check_spoilt_values(mixer_shape const& s) {
+void check_spoilt(mixer_shape const& s, bool keys) {
   DOCTEST_CAPTURE(M::name());
-  index_t const width = s.heads * s.value_dim, value_width = s.value_heads * s.value_dim, R = s.seq.rows();
+  index_t const width = s.heads * s.value_dim, R = s.seq.rows(),
+                row = keys ? s.key_heads * s.key_dim : s.value_heads * s.value_dim;
   auto const x = random_mixer_numbers<M>(s, 1);
   auto const before = mixer_machine<M, T>(s).forward(x.template as<T>());
   for (double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
     for (index_t t : {R / 5, R / 2, R - 1}) {
       auto spoilt = x;
-      spoilt.v[std::size_t(t * value_width)] = bad;
+      (keys ? spoilt.k : spoilt.v)[std::size_t(t * row)] = bad;
       auto const after = mixer_machine<M, T>(s).forward(spoilt.template as<T>());
       DOCTEST_CHECK_MESSAGE(relative_difference(rows_of(after, width, 0, t), rows_of(before, width, 0, t)) <=
                                 64 * double(std::numeric_limits<T>::epsilon()),
-                            "a value ", bad, " of token ", t, " reached an earlier output");
+                            std::string(keys ? "a key " : "a value "), bad, " of token ", t,
+                            " reached an earlier output");
     }
 }
 
@@ -353,9 +356,9 @@ template <class M>
 void check_laws() {
   check_causality<M, double>(law_shape<M>(sequences::batch(1, 9)));
   check_causality<M, float>(law_shape<M>(sequences::batch(1, 150)));
-  if constexpr (M::state_type::spec.kind == state_kind::history) {
-    check_spoilt_values<M, double>(law_shape<M>(sequences::batch(1, 80)));
-    check_spoilt_values<M, float>(law_shape<M>(sequences::batch(1, 80)));
+  for (bool keys : {false, mixer_needs<M>::keyed}) {
+    check_spoilt<M, double>(law_shape<M>(sequences::batch(1, 80)), keys);
+    check_spoilt<M, float>(law_shape<M>(sequences::batch(1, 80)), keys);
   }
   check_cuts<M>();
   check_cut<M, double>(law_shape<M>(sequences::batch(2, 80)), {1, 1, 70, 1, 7}, 1e-12);

@@ -38,8 +38,8 @@ requires(State::spec.kind == state_kind::matrix ||
   using selector_type = Selector;
 
   static constexpr kernels::recurrence_form form = mixer_detail::form_of<State, Gate>;
-  /// Decays per channel are met pair by pair, which costs more the longer a chunk is.
-  static constexpr index_t longest_chunk = form == kernels::recurrence_form::chunkwise_per_channel ? 16 : 1 << 20;
+  /// What walks over tokens do between two states that are kept must stay in the caches.
+  static constexpr index_t longest_chunk = kernels::detail::walks_tokens<form, State> ? 32 : 1 << 20;
 
   static std::string name() {
     return "recurrence[state=" + std::string(State::name) + ",gate=" + std::string(Gate::name) + "]";
@@ -65,7 +65,7 @@ requires(State::spec.kind == state_kind::matrix ||
       else if constexpr (form == kernels::recurrence_form::channels)
         return {kernels::detail::channel_saved<Isa, T>(a, kernel_shape(s))};
       else
-        return {kernels::recurrence_saved<T>::template carve<Isa>(a, kernel_shape(s))};
+        return {kernels::recurrence_saved<T>::template carve<Isa>(a, kernel_shape(s), State::spec)};
     }
   };
 

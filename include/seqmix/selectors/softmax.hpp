@@ -123,16 +123,6 @@ void absorb_rows(Run const& run, T* score, index_t stride, index_t n, index_t ro
   }
   for (; i < rows; ++i) factor[i] = run(i).template absorb<Isa>(score + i * stride, score + i * stride, n);
 }
-/// Whether one of the scores is NaN, or infinite: a quick question that most tiles answer with no.
-template <class Isa, class T>
-SEQMIX_INLINE bool may_hold_nan(T const* score, index_t count) noexcept {
-  auto const sum = simd::fold_vectors<Isa, T>(
-      count, [](auto const& a, auto const& b) { return a + b; },
-      [&](index_t j) { return simd::load<Isa>(score + j) * T(0); });
-  T const total = simd::sum<Isa, T>(sum);
-  return total != total;
-}
-
 /// score becomes p = e^(score - lse); d_score = p (g.v - g.o).
 template <class Isa, class T>
 void softmax_pullback(T lse, T g_soft, T* score, T const* gv, T* d_score, index_t n) noexcept {

@@ -119,7 +119,7 @@ struct top1 {
       T* const first = score + i * n;
       T const* const hard = forward ? forward + i * n : first;
       auto const here = detail::maxima_of_square<Isa>(hard, n, n);
-      bool const odd = detail::may_hold_nan<Isa>(hard, w * n);
+      bool const odd = simd::may_hold_nan<Isa>(hard, w * n);
       for (index_t r = 0; r < w; ++r) {
         if (odd)
           take_best<Isa>(run[i + r], hard + r * n, first + r * n, n, first_key);

@@ -147,7 +147,7 @@ class attention_head {
   void pack_values() {
     p_.copy_values(s_.value_dim, w_.value, vp_);
     std::fill(w_.value + p_.keys * vp_, w_.value + keys_padded() * vp_, T(0));
-    finite_values_ = p_.keys == 0 || !selectors::detail::may_hold_nan<Isa>(w_.value, p_.keys * vp_);
+    finite_values_ = p_.keys == 0 || !simd::may_hold_nan<Isa>(w_.value, p_.keys * vp_);
   }
   void transpose_keys() {
     for (index_t j0 = 0; j0 < p_.keys; j0 += tile_keys)

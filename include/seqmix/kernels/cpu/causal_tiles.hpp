@@ -27,6 +27,13 @@ struct causal_tiles {
     tile_product<Isa>(rest(), width, Rows * count, tile_operand<T>{weight + h * row, row, 1}, x, width,
                       to + h * width, width, add);
   }
+  /// The same row by row, each over what its token sees: for rows x that may hold what a weight of 0 does not keep
+  /// out, infinities and NaN.
+  void sums_of_seen(T const* weight, T const* x, index_t width, T* to, bool add) const noexcept {
+    for (index_t i = 0; i < count; ++i)
+      tile_product<Isa>(1, width, Rows * (i + 1), tile_operand<T>{weight + i * row, row, 1}, x, width,
+                        to + i * width, width, add);
+  }
   /// to_j (+)= sum over i of weight_ij x_i.
   void sums_back(T const* weight, T const* x, index_t width, T* to, bool add) const noexcept {
     index_t const h = half();

@@ -107,7 +107,7 @@ class chunk_tiles {
   }
   void pack_values() const noexcept {
     place.copy_values(s.value_dim, w.value, vp);
-    finite_values = place.keys == 0 || !selectors::detail::may_hold_nan<Isa>(w.value, place.keys * vp);
+    finite_values = place.keys == 0 || !simd::may_hold_nan<Isa>(w.value, place.keys * vp);
   }
   void pack_for_backward() const noexcept {
     pack_keys();

@@ -22,13 +22,16 @@ namespace detail {
 /// Additive states with at most one decay per head share their products q.k between heads.
 template <recurrence_form Form, class State, class Isa, class T>
 struct recurrence_parts {
-  using form = generic_form<State, Form == recurrence_form::chunkwise_per_channel>;
-  using heads = generic_head<State, form, Isa, T>;
-  using scratch = generic_scratch<form, Isa, T>;
+  using heads = generic_heads<State, Isa, T>;
+  using scratch = generic_scratch<State, Isa, T>;
 };
 template <class State>
 inline constexpr bool plainly_additive =
     !State::spec.low_rank && State::spec.read == read_order::inclusive && State::spec.kind == state_kind::matrix;
+/// Whether a form goes token by token, in strips.
+template <recurrence_form Form, class State>
+inline constexpr bool walks_tokens = Form == recurrence_form::chunkwise_per_channel ||
+                                     (Form == recurrence_form::chunkwise && !plainly_additive<State>);
 template <class State, class Isa, class T>
 requires plainly_additive<State>
 struct recurrence_parts<recurrence_form::chunkwise, State, Isa, T> {
@@ -37,18 +40,28 @@ struct recurrence_parts<recurrence_form::chunkwise, State, Isa, T> {
 };
 template <class State, class Isa, class T>
 struct recurrence_parts<recurrence_form::sequential, State, Isa, T> {
-  using heads = sequential_head<State, Isa, T>;
+  using heads = sequential_heads<State, Isa, T>;
   using scratch = token_scratch<Isa, T>;
 };
 
 template <class Scratch>
-Scratch* scratch_per_thread(arena& ws, int threads, recurrence_shape const& s, bool backward) {
+Scratch* scratch_per_thread(arena& ws, int threads, recurrence_shape const& s, index_t heads, bool backward) {
   Scratch* const all = ws.take<Scratch>(threads);
   for (int t = 0; t < threads; ++t) {
-    auto const one = Scratch::carve(ws, s, backward);
+    auto const one = Scratch::carve(ws, s, heads, backward);
     if (all) all[t] = one;
   }
   return all;
+}
+
+/// How many heads a thread walks through side by side: several, so that rows are read in long runs, as long as
+/// every thread has work. A multiple of `smallest` that divides all heads; results do not depend on it.
+inline index_t heads_together(recurrence_shape const& s, index_t smallest, int threads) {
+  constexpr index_t most = 8;
+  index_t together = smallest;
+  for (index_t h = 2 * smallest; h <= (std::min)(most, s.heads); h += smallest)
+    if (s.heads % h == 0 && s.seq.count() * (s.heads / h) >= threads) together = h;
+  return together;
 }
 
 /// Sums of every sequence and head, zero before a backward.
@@ -61,13 +74,14 @@ class decay_sum_table {
         constant_(ws.take<double>(s.seq.count() * s.heads * constant_keys_)),
         rate_(ws.take<double>(s.seq.count() * s.heads * rate_keys_)) {}
 
-  /// Those of one head, set to zero.
-  decay_sums start(index_t n, index_t h) const noexcept {
-    decay_sums const d{constant_ + (n * heads_ + h) * constant_keys_,
-                       rate_keys_ > 0 ? rate_ + (n * heads_ + h) * rate_keys_ : nullptr};
+  decay_sums at(index_t n, index_t h) const noexcept {
+    return {constant_ + (n * heads_ + h) * constant_keys_,
+            rate_keys_ > 0 ? rate_ + (n * heads_ + h) * rate_keys_ : nullptr};
+  }
+  void start(index_t n, index_t h) const noexcept {
+    decay_sums const d = at(n, h);
     std::fill_n(d.constant, constant_keys_, 0.0);
     if (d.rate) std::fill_n(d.rate, rate_keys_, 0.0);
-    return d;
   }
   template <class T>
   void add_up(recurrence_shape const& s, recurrence_input<T> const& in,
@@ -82,6 +96,24 @@ class decay_sum_table {
   index_t heads_, constant_keys_, rate_keys_;
   double *constant_, *rate_;
 };
+
+/// Products between tokens pay forward where heads share queries and keys, or the state is large.
+inline bool walks_faster(recurrence_shape const& s) noexcept {
+  return std::lcm(s.query_heads, s.key_heads) == s.heads && s.key_dim * s.value_dim <= 128 * 64;
+}
+
+template <class Parts, class Isa, class Threads, class T>
+void forward_heads(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& s, recurrence_input<T> const& in,
+                   view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv, arena& ws) {
+  using heads = typename Parts::heads;
+  arena_scope const scope(ws);
+  index_t const together = heads_together(s, heads::sharing(s), thread_count(dev)), units = s.heads / together;
+  auto* const scratch = scratch_per_thread<typename Parts::scratch>(ws, thread_count(dev), s, together, false);
+  parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
+    heads(s, in, unit / units, unit % units * together, together, scratch[thread])
+        .forward(o_rhv, saved, final_nhkv);
+  });
+}
 
 template <recurrence_form Form, class State, class T>
 void validate_form(recurrence_shape const& s, recurrence_input<T> const& in) {
@@ -112,13 +144,11 @@ void recurrence_forward(device::basic_cpu<Isa, Threads> dev, recurrence_shape co
     detail::channels_forward(dev, s, in, o_rhv, saved, final_nhkv, ws);
   } else {
     using parts = detail::recurrence_parts<Form, State, Isa, T>;
-    arena_scope const scope(ws);
-    auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, false);
-    index_t const together = parts::heads::together(s), units = s.heads / together;
-    parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
-      typename parts::heads heads(s, in, unit / units, unit % units * together, scratch[thread]);
-      heads.forward(o_rhv, saved, final_nhkv);
-    });
+    using walks = detail::recurrence_parts<recurrence_form::chunkwise_per_channel, State, Isa, T>;
+    if (detail::walks_tokens<Form, State> || (Form == recurrence_form::chunkwise && detail::walks_faster(s)))
+      detail::forward_heads<walks>(dev, s, in, o_rhv, saved, final_nhkv, ws);
+    else
+      detail::forward_heads<parts>(dev, s, in, o_rhv, saved, final_nhkv, ws);
   }
 }
 
@@ -138,18 +168,17 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
   } else {
     using parts = detail::recurrence_parts<Form, State, Isa, T>;
     arena_scope const scope(ws);
-    auto* const scratch = detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, true);
-    detail::decay_sum_table const sums(s, in, ws);
     index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
-    index_t const group = s.heads / groups, together = parts::heads::together(s);
-    parallel_for(dev, s.seq.count() * groups, [&](index_t unit, int thread) {
-      index_t const n = unit / groups;
-      for (index_t h = unit % groups * group; h < (unit % groups + 1) * group; h += together) {
-        auto const first = sums.start(n, h);
-        for (index_t other = h + 1; other < h + together; ++other) sums.start(n, other);
-        typename parts::heads heads(s, in, n, h, scratch[thread]);
-        heads.backward(saved, d_o_rhv, d_final_nhkv, d, first);
-      }
+    index_t const together = detail::heads_together(s, s.heads / groups, thread_count(dev)),
+                  units = s.heads / together;
+    auto* const scratch =
+        detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, together, true);
+    detail::decay_sum_table const sums(s, in, ws);
+    parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
+      index_t const n = unit / units, first = unit % units * together;
+      for (index_t h = first; h < first + together; ++h) sums.start(n, h);
+      typename parts::heads heads(s, in, n, first, together, scratch[thread]);
+      heads.backward(saved, d_o_rhv, d_final_nhkv, d, sums);
     });
     if (!dev.dry) sums.add_up(s, in, d);
   }

@@ -2,251 +2,282 @@
 
 #include <type_traits>
 
+#include <seqmix/kernels/cpu/recurrence_strips.hpp>
 #include <seqmix/kernels/cpu/recurrence_tokens.hpp>
-#include <seqmix/kernels/cpu/recurrence_weights.hpp>
 
-/// The generic step S = Diag(e^g) S + b (a' S) + w v' for any state, a chunk of n tokens at a time. With A^, Q^ the
-/// decayed rows that meet the state S before the chunk, Y^ those of w and b behind it, and weights P = <.,.>
-/// between tokens (recurrence_weights.hpp):
-///   U = A^ S + P_aw V + P_ab U  (triangular: token by token),   O = Q^ S + P_qw V + P_qb U,
-///   S' = Diag(e^G) S + W^' V + B^' U
-/// With b = w one set of rows writes Z = V + U. Source: the chunkwise form of the delta rule (Yang et al., arXiv
-/// 2406.06484), of gated ones (arXiv 2312.06635, 2412.06464) and of RWKV-7's step (arXiv 2503.14456), which are all
-/// this; the backward is its derivative.
+/// The generic step S = Diag(e^g) S + b u' + w v', u = S' a, for any state and any decays, in walks over the tokens
+/// of a chunk (recurrence_strips.hpp). Forward is one walk; backward, with the state before every chunk kept, is
+/// three:
+///   dS with value lanes, backwards in time:  dS_t = e^(g_t+1) dS_t+1 + a_t+1 du_t+1' + q_t do_t',
+///                                            dv_t = dS_t' w_t,  du_t = dS_t' b_t
+///   S with key lanes, forwards:              dq_t = S_t do_t,  da_t = S_t-1 du_t
+///   dS with key lanes, backwards:            dw_t = dS_t v_t,  db_t = dS_t u_t,  and for the factor e^(g_t) of
+///   each
+///                                            key channel the sum over values of S_t-1 dS_t
+/// so that no derivative is a difference of others. A state read before it is written has q_t do_t' one token
+/// later. What a low-rank state has erased is kept, so that backward need not find it again. Source: the derivative
+/// of the step; three walks of an additive one are also FLA's backward of GLA (arXiv 2312.06635, appendix C), which
+/// takes the decays' derivative from the differences q dq - k dk.
 namespace seqmix::inline v0::kernels::detail {
 
-/// What a state and its decays make of a chunk.
-template <class State, bool PerChannel>
-struct generic_form {
-  static constexpr state_spec spec = State::spec;
-  using kind =
-      chunk_kind<spec.low_rank, spec.read == read_order::exclusive, spec.low_rank && !spec.shares_write ? 2 : 1>;
-  template <class Isa, class T>
-  using weights = std::conditional_t<PerChannel, channel_weights<kind, Isa, T>, head_weights<kind, Isa, T>>;
-};
-
-/// One thread's memory for the chunks of one head.
-template <class Form, class Isa, class T>
+/// One thread's memory for the chunks of `heads` heads, each with a state of its own. Rows of tokens have one more
+/// behind the chunk, of a token that changes nothing.
+template <class State, class Isa, class T>
 struct generic_scratch {
-  typename Form::template weights<Isa, T> weights;
-  chunk_rows<T> rows;
-  T *S, *z, *u, *o;
-  T *dS, *S_t, *dS_t, *z_t, *d_z, *d_o, *d_key;
+  T *q, *a, *b, *w, *factor;            ///< [C+1,kp]
+  T *z, *u, *o, *S;                     ///< what w and b write [C+1,vp], outputs [C,vp], [K,vp]
+  T *d_q, *d_a, *d_b, *d_w, *d_factor;  ///< [C,kp]
+  T *d_z, *d_u, *d_o;                   ///< [C+1,vp]
+  T *dS, *S_t, *dS_t;                   ///< [K,vp], [V,kp] twice
+  T *past, *d_key;                      ///< [C,strip], [kp]
 
-  static generic_scratch carve(arena& arena, recurrence_shape const& s, bool backward) {
-    constexpr index_t m = Form::kind::rows;
-    index_t const C = s.chunk, kp = simd::padded<Isa, T>(s.key_dim), vp = simd::padded<Isa, T>(s.value_dim),
-                  row = simd::padded<Isa, T>(m * C);
-    generic_scratch w{};
-    w.weights = Form::template weights<Isa, T>::carve(arena, C, s.key_dim, backward);
-    auto& c = w.rows;
-    for (T** p : {&c.q, &c.a, &c.factor, &c.q_decayed, &c.a_decayed}) *p = arena.take<T>(C * kp);
-    for (T** p : {&c.y, &c.y_decayed}) *p = arena.take<T>(m * C * kp);
-    for (T** p : {&c.read, &c.erased}) *p = arena.take<T>(C * row);
-    c.total = arena.take<T>(kp);
-    w.S = arena.take<T>(s.key_dim * vp);
-    w.z = arena.take<T>(m * C * vp);
-    for (T** p : {&w.u, &w.o}) *p = arena.take<T>(C * vp);
-    if (!backward) return w;
-    for (T** p : {&c.d_q, &c.d_a, &c.d_factor}) *p = arena.take<T>(C * kp);
-    c.d_y = arena.take<T>(m * C * kp);
-    for (T** p : {&c.d_read, &c.d_erased}) *p = arena.take<T>(C * row);
-    for (T** p : {&c.d_total, &w.d_key}) *p = arena.take<T>(kp);
-    w.dS = arena.take<T>(s.key_dim * vp);
-    for (T** p : {&w.S_t, &w.dS_t}) *p = arena.take<T>(s.value_dim * kp);
-    w.z_t = arena.take<T>(s.value_dim * row);
-    w.d_z = arena.take<T>(m * C * vp);
-    w.d_o = arena.take<T>(C * vp);
-    return w;
+  static constexpr index_t strip = strip_rows<Isa> * strip_vectors * Isa::template lanes<T>;
+
+  static generic_scratch carve(arena& arena, recurrence_shape const& s, index_t heads, bool backward) {
+    constexpr bool low_rank = State::spec.low_rank, own_b = low_rank && !State::spec.shares_write;
+    index_t const C = s.chunk + 1, kp = simd::padded<Isa, T>(s.key_dim), vp = simd::padded<Isa, T>(s.value_dim);
+    generic_scratch m{};
+    for (T** p : {&m.q, &m.w, &m.factor}) *p = arena.take<T>(C * kp);
+    m.a = arena.take<T>(low_rank ? C * kp : 0);
+    m.b = own_b ? arena.take<T>(C * kp) : m.w;
+    for (T** p : {&m.z, &m.o}) *p = arena.take<T>(C * vp);
+    m.u = arena.take<T>(low_rank ? C * vp : 0);
+    m.S = arena.take<T>(heads * s.key_dim * vp);
+    if (!backward) return m;
+    for (T** p : {&m.d_q, &m.d_a, &m.d_w, &m.d_factor}) *p = arena.take<T>(C * kp);
+    m.d_b = own_b ? arena.take<T>(C * kp) : m.d_w;
+    for (T** p : {&m.d_z, &m.d_o}) *p = arena.take<T>(C * vp);
+    m.d_u = own_b ? arena.take<T>(C * vp) : m.d_z;
+    m.dS = arena.take<T>(heads * s.key_dim * vp);
+    m.S_t = arena.take<T>(s.value_dim * kp);
+    m.dS_t = arena.take<T>(heads * s.value_dim * kp);
+    m.past = arena.take<T>(s.chunk * strip);
+    m.d_key = arena.take<T>(kp);
+    return m;
   }
 };
 
-/// One head of one sequence.
-template <class State, class Form, class Isa, class T>
+/// One chunk of one head at a time, of one sequence.
+template <class State, class Isa, class T>
 class generic_head : head_tokens<State, Isa, T> {
   using base = head_tokens<State, Isa, T>;
   using base::in_, base::s_, base::n_, base::h_, base::K_, base::V_, base::vp_, base::first_, base::rows_;
   using base::spec;
 
  public:
-  static constexpr index_t together(recurrence_shape const&) noexcept { return 1; }
-
   generic_head(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
-               generic_scratch<Form, Isa, T> const& w)
-      : base(s, in, n, h), w_(w), c_(w.rows), kp_(simd::padded<Isa, T>(s.key_dim)),
-        row_(simd::padded<Isa, T>(m * s.chunk)) {}
+               generic_scratch<State, Isa, T> const& m, index_t place)
+      : base(s, in, n, h), m_(m), kp_(simd::padded<Isa, T>(s.key_dim)), S_(m.S + place * K_ * vp_),
+        dS_(m.dS + place * K_ * vp_), dS_t_(m.dS_t + place * V_ * kp_) {}
 
-  void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) {
-    index_t chunk = s_.chunks_before(n_);
-    this->load_state(in_.initial_nhkv, saved && rows_ > 0 ? this->saved_state(*saved, chunk) : w_.S);
-    for (index_t at = 0; at < rows_; at += s_.chunk, ++chunk) {
-      bool const last = at + s_.chunk >= rows_;
-      T const* const before = saved ? this->saved_state(*saved, chunk) : w_.S;
-      T* const after = saved && !last ? this->saved_state(*saved, chunk + 1) : w_.S;
-      load_chunk(at, before);
-      tile_product<Isa>(c_.count, vp_, K_, tile_operand<T>{c_.q_decayed, kp_, 1}, before, vp_, w_.o, vp_, false);
-      tiles().sums(c_.read, w_.z, vp_, w_.o, true);
-      write_rows(w_.o, vp_, c_.count, V_, T(1), o_rhv.at(first_ + at, h_), o_rhv.stride[0], false);
-      decay_state(before, after);
-      tile_product<Isa>(K_, vp_, m * c_.count, tile_operand<T>{c_.y_decayed, 1, kp_}, w_.z, vp_, after, vp_, true);
-    }
-    this->store_state(w_.S, final_nhkv);
+  void begin_forward(recurrence_saved<T> const* saved) const {
+    this->load_state(in_.initial_nhkv, saved && rows_ > 0 ? this->saved_state(*saved, s_.chunks_before(n_)) : S_);
   }
+  void forward(index_t c, view3<T> o_rhv, recurrence_saved<T> const* saved) {
+    index_t const chunk = s_.chunks_before(n_) + c, begin = c * s_.chunk, end = (std::min)(rows_, begin + s_.chunk);
+    T const* before = saved ? this->saved_state(*saved, chunk) : S_;
+    T* const after = saved && end < rows_ ? this->saved_state(*saved, chunk + 1) : S_;
+    for (index_t at = begin; at < end; at += block, before = after) {
+      load_tokens(at, (std::min)(block, end - at));
+      if constexpr (low_rank)
+        erasing_forward(before, after);
+      else
+        additive_forward(before, after);
+      write_rows(m_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at_, h_), o_rhv.stride[0], false);
+      if constexpr (low_rank)
+        if (saved) copy_written(*saved, [](T const* from, T* to, index_t width) { std::copy_n(from, width, to); });
+    }
+  }
+  void end_forward(view4<T> final_nhkv) const { this->store_state(S_, final_nhkv); }
 
-  void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
+  void begin_backward(view4<T const> d_final_nhkv) const {
+    this->load_state(d_final_nhkv, dS_);
+    transpose<Isa>(dS_, vp_, K_, V_, dS_t_, kp_);
+  }
+  void backward(index_t c, recurrence_saved<T> const& saved, view3<T const> d_o_rhv,
                 recurrence_gradient<T> const& d, decay_sums const& sums) {
-    this->load_state(d_final_nhkv, w_.dS);
-    index_t const chunks = (rows_ + s_.chunk - 1) / s_.chunk, first = s_.chunks_before(n_);
-    for (index_t c = chunks; c-- > 0;) {
-      T const* const S = this->saved_state(saved, first + c);
-      load_chunk(c * s_.chunk, S);
-      load(d_o_rhv.at(first_ + at_, h_), d_o_rhv.stride[0], V_, T(1), w_.d_o, vp_);
-      through_outputs(S);
-      w_.weights.backward(c_);
-      write_chunk(d, sums);
-    }
-    this->store_state(w_.dS, d.initial_nhkv);
+    load_tokens(c * s_.chunk, (std::min)(s_.chunk, rows_ - c * s_.chunk));
+    if constexpr (low_rank)
+      copy_written(saved, [](T* to, T const* from, index_t width) { std::copy_n(from, width, to); });
+    copy_rows(d_o_rhv.at(first_ + at_, h_), d_o_rhv.stride[0], count_, V_, m_.d_o, vp_);
+    std::fill_n(m_.d_o + count_ * vp_, vp_, T(0));
+    through_values();
+    through_keys(this->saved_state(saved, s_.chunks_before(n_) + c));
+    write_chunk(d, sums);
   }
+  void end_backward(view4<T> d_initial_nhkv) const { this->store_state(dS_, d_initial_nhkv); }
 
  private:
-  using kind = typename Form::kind;
-  static constexpr index_t m = kind::rows;
-  static constexpr index_t block = 8;  ///< tokens of the triangular system solved one by one
+  static constexpr bool low_rank = spec.low_rank, own_b = low_rank && !spec.shares_write,
+                        exclusive = spec.read == read_order::exclusive;
+  static constexpr index_t block = 16;  ///< tokens of a forward walk: their rows stay in the first cache
 
-  causal_tiles<Isa, T, kind::rows> tiles() const noexcept { return {c_.count, row_}; }
-  /// Rows of the chunk times a number.
-  void load(T const* from, index_t from_row, index_t channels, T factor, T* to, index_t to_row) const {
-    for (index_t i = 0; i < c_.count; ++i)
-      simd::for_vectors<Isa, T>(channels, [&](index_t k, auto const& lanes) {
-        simd::store<Isa>(to + i * to_row + k, lanes.load(from + i * from_row + k) * factor);
-      });
-  }
-
-  /// The chunk from token `at` on: its rows, the weights between them, and what it writes into the state `before`.
-  void load_chunk(index_t at, T const* before) {
+  /// Some tokens from `at` on.
+  void load_tokens(index_t at, index_t count) {
     at_ = at;
-    c_.count = (std::min)(s_.chunk, rows_ - at);
-    load(this->query(at), in_.q_rhk ? in_.q_rhk.stride[0] : 0, K_, T(s_.scale), c_.q, kp_);
-    for (index_t i = 0; i < c_.count; ++i) load_token(i);
-    w_.weights.forward(c_);
-    if constexpr (spec.low_rank) erase(before);
+    count_ = count;
+    for (index_t i = 0; i < count_; ++i) load_token(i);
+    index_t const behind = count_ * kp_;
+    std::fill_n(m_.factor + behind, kp_, T(1));
+    std::fill_n(m_.q + behind, kp_, T(0));
+    if constexpr (low_rank) std::fill_n(m_.a + behind, kp_, T(0));
   }
   void load_token(index_t i) {
-    T *const a = c_.a + i * kp_, *const w = c_.y + m * i * kp_, *const b = w + (m - 1) * kp_,
-             *const factor = c_.factor + i * kp_;
-    for (T* x : {a, w, b, factor})
-      for (index_t k = K_; k < kp_; ++k) x[k] = T(0);
+    T *const q = m_.q + i * kp_, *const a = low_rank ? m_.a + i * kp_ : nullptr, *const b = m_.b + i * kp_,
+             *const w = m_.w + i * kp_, *const factor = m_.factor + i * kp_;
+    load_row(this->query(at_ + i), K_, T(s_.scale), q);
     this->load_factors(at_ + i, factor);
     State::template coefficients<T>(this->token(at_ + i, factor), state_update<T>{a, b, w});
-    T const scale = this->value_scale(at_ + i);
-    T const* const v = this->value(at_ + i);
-    simd::for_vectors<Isa, T>(V_, [&](index_t k, auto const& lanes) {
-      simd::store<Isa>(w_.z + m * i * vp_ + k, lanes.load(v + k) * scale);
-    });
+    for (T* x : {w, b, factor})
+      for (index_t k = K_; k < kp_; ++k) x[k] = T(0);
+    for (index_t k = K_; low_rank && k < kp_; ++k) a[k] = T(0);
+    load_row(this->value(at_ + i), V_, this->value_scale(at_ + i), m_.z + i * vp_);
   }
-  /// U = A^ S + P U (+ P V), U joining V or standing beside it.
-  void erase(T const* S) const {
-    index_t const n = c_.count;
-    tile_product<Isa>(n, vp_, K_, tile_operand<T>{c_.a_decayed, kp_, 1}, S, vp_, w_.u, vp_, false);
-    for (index_t begin = 0; begin < n; begin += block) {
-      index_t const end = (std::min)(n, begin + block);
-      if (begin > 0)
-        tile_product<Isa>(end - begin, vp_, m * begin, tile_operand<T>{c_.erased + begin * row_, row_, 1}, w_.z,
-                          vp_, w_.u + begin * vp_, vp_, true);
-      for (index_t i = begin; i < end; ++i) erase_token(i, begin);
-    }
+  /// Numbers times a factor, zero behind them to whole vectors.
+  static void load_row(T const* from, index_t count, T factor, T* to) {
+    simd::for_vectors<Isa, T>(
+        count, [&](index_t c, auto const& lanes) { simd::store<Isa>(to + c, lanes.load(from + c) * factor); });
   }
-  void erase_token(index_t i, index_t begin) const {
-    T const* const weight = c_.erased + i * row_;
-    T* const z = w_.z + (m * (i + 1) - 1) * vp_;
-    simd::for_vectors<Isa, T>(vp_, [&](index_t k, auto const& lanes) {
-      auto sum = lanes.load(w_.u + i * vp_ + k);
-      for (index_t j = m * begin; j < m * i + m - 1; ++j) sum += lanes.load(w_.z + j * vp_ + k) * weight[j];
-      lanes.store(z + k, m == 1 ? lanes.load(z + k) + sum : sum);
-    });
-  }
-  /// The derivative of `erase`: what reaches U reaches the rows that it was made of, the last token first.
-  void erase_backward() const {
-    index_t const n = c_.count;
-    for (index_t end = n; end > 0;) {
-      index_t const begin = (end - 1) / block * block;
-      if (end < n)
-        tile_product<Isa>(m * (end - begin), vp_, n - end,
-                          tile_operand<T>{c_.erased + end * row_ + m * begin, 1, row_}, d_u(end), m * vp_,
-                          w_.d_z + m * begin * vp_, vp_, true);
-      for (index_t j = m * end - 1; j-- > m * begin;) erase_row_backward(j, end);
-      end = begin;
-    }
-  }
-  void erase_row_backward(index_t j, index_t end) const {
-    T* const d_z = w_.d_z + j * vp_;
-    simd::for_vectors<Isa, T>(vp_, [&](index_t k, auto const& lanes) {
-      auto sum = lanes.load(d_z + k);
-      for (index_t i = end; i-- > j / m + 1;) sum += lanes.load(d_u(i) + k) * c_.erased[i * row_ + j];
-      lanes.store(d_z + k, sum);
-    });
-  }
-  T* d_u(index_t i) const noexcept { return w_.d_z + (m * (i + 1) - 1) * vp_; }
-
-  /// to = Diag(e^G) from
-  void decay_state(T const* from, T* to) const {
-    for (index_t k = 0; k < K_; ++k) {
-      T const factor = c_.total[k];
-      simd::map<Isa>(
-          vp_, [=](auto const& x) { return x * factor; }, to + k * vp_, from + k * vp_);
-    }
+  /// What these tokens have erased, beside or within what they write.
+  template <class Copy>
+  void copy_written(recurrence_saved<T> const& saved, Copy const& copy) const {
+    T* const written = spec.shares_write ? m_.z : m_.u;
+    for (index_t i = 0; i < count_; ++i)
+      copy(written + i * vp_, saved.written + ((first_ + at_ + i) * s_.heads + h_) * vp_, vp_);
   }
 
-  /// From d_o and dS to the rows, the weights, what was written, and the state before the chunk.
-  void through_outputs(T const* S) {
-    index_t const n = c_.count;
-    auto const causal = tiles();
-    transpose<Isa>(S, vp_, K_, V_, w_.S_t, kp_);
-    transpose<Isa>(w_.dS, vp_, K_, V_, w_.dS_t, kp_);
-    transpose<Isa>(w_.z, vp_, m * n, V_, w_.z_t, row_);
-    tile_product<Isa>(m * n, vp_, K_, tile_operand<T>{c_.y_decayed, kp_, 1}, w_.dS, vp_, w_.d_z, vp_, false);
-    causal.sums_back(c_.read, w_.d_o, vp_, w_.d_z, true);
-    causal.products(V_, {w_.d_o, vp_, 1}, w_.z_t, c_.d_read);
-    tile_product<Isa>(n, kp_, V_, tile_operand<T>{w_.d_o, vp_, 1}, w_.S_t, kp_, c_.d_q, kp_, false);
-    tile_product<Isa>(m * n, kp_, V_, tile_operand<T>{w_.z, vp_, 1}, w_.dS_t, kp_, c_.d_y, kp_, false);
-    sum_products();
-    decay_state(w_.dS, w_.dS);
-    tile_product<Isa>(K_, vp_, n, tile_operand<T>{c_.q_decayed, 1, kp_}, w_.d_o, vp_, w_.dS, vp_, true);
-    if constexpr (spec.low_rank) {
-      erase_backward();
-      tile_operand<T> const d_u_rows{d_u(0), m * vp_, 1};
-      causal.products(V_, d_u_rows, w_.z_t, c_.d_erased);
-      tile_product<Isa>(n, kp_, V_, d_u_rows, w_.S_t, kp_, c_.d_a, kp_, false);
-      tile_product<Isa>(K_, vp_, n, tile_operand<T>{c_.a_decayed, 1, kp_}, d_u(0), m * vp_, w_.dS, vp_, true);
-    }
+  void additive_forward(T const* before, T* after) const {
+    std::fill_n(m_.o, count_ * vp_, T(0));
+    strip_walk<T, decay_axis::rows, 1, exclusive, !exclusive> const walk{
+        {m_.factor, kp_}, {{{m_.w, kp_}, {m_.z, vp_}}}, {{{m_.q, kp_}, m_.o, vp_}}};
+    walk_strips<Isa>(count_, walk, K_, vp_, before, after, vp_);
   }
-  /// d_total = the sum over values of S dS
-  void sum_products() const {
-    simd::for_vectors<Isa, T>(kp_, [&](index_t k, auto const& lanes) {
-      simd::vec<Isa, T> sum{};
-      for (index_t v = 0; v < V_; ++v) sum += lanes.load(w_.S_t + v * kp_ + k) * lanes.load(w_.dS_t + v * kp_ + k);
-      lanes.store(c_.d_total + k, sum);
+  /// Every pass over the state also finds what the next token will erase.
+  void erasing_forward(T const* before, T* after) const {
+    strip_walk<T, decay_axis::rows, own_b ? 2 : 1, exclusive, exclusive ? 1 : 2> walk{
+        {m_.factor, kp_},
+        {{{m_.w, kp_}, {m_.z, vp_}}},
+        {{{m_.q, kp_}, m_.o, vp_}, {{m_.a + kp_, kp_}, m_.u + vp_, vp_}}};
+    if constexpr (own_b) walk.write[1] = {{m_.b, kp_}, {m_.u, vp_}};
+    for_columns<Isa, T>(vp_, [&]<int Vectors>(index_t lane, std::integral_constant<int, Vectors>) {
+      find_erased<Vectors>(lane, before);
+      for (index_t t = 0; t < count_; ++t) {
+        if constexpr (!own_b) join_erased<Vectors>(lane, t);
+        pass_columns<Isa, Vectors>(walk, t, K_, lane, t == 0 ? before : after, after, vp_);
+      }
     });
+  }
+  /// What the first token erases.
+  template <int Vectors>
+  void find_erased(index_t lane, T const* S) const {
+    constexpr index_t w = Isa::template lanes<T>;
+    simd::vec<Isa, T> sum[std::size_t(Vectors)] = {};
+    for (index_t k = 0; k < K_; ++k)
+      for (int c = 0; c < Vectors; ++c) sum[c] += simd::load<Isa>(S + k * vp_ + lane + c * w) * m_.a[k];
+    for (int c = 0; c < Vectors; ++c) simd::store<Isa>(m_.u + lane + c * w, sum[c]);
+  }
+  /// One set of rows writes both the value and what was erased.
+  template <int Vectors>
+  void join_erased(index_t lane, index_t t) const {
+    constexpr index_t w = Isa::template lanes<T>;
+    T* const z = m_.z + t * vp_ + lane;
+    T const* const u = m_.u + t * vp_ + lane;
+    for (int c = 0; c < Vectors; ++c)
+      simd::store<Isa>(z + c * w, simd::load<Isa>(z + c * w) + simd::load<Isa>(u + c * w));
+  }
+
+  /// The rows of a walk backwards in time: of the token itself, or of the one behind it.
+  static token_rows<T> backwards(T const* rows, index_t row, index_t first) noexcept {
+    return {rows + first * row, -row};
+  }
+  /// dS with value lanes.
+  void through_values() const {
+    index_t const n = count_, read = exclusive ? n : n - 1;
+    if constexpr (low_rank) std::fill_n(m_.d_u + n * vp_, vp_, T(0));
+    strip_walk<T, decay_axis::rows, 1 + low_rank, 0, 1 + own_b> walk{
+        backwards(m_.factor, kp_, n),
+        {{backwards(m_.q, kp_, read), backwards(m_.d_o, vp_, read)}},
+        {{backwards(m_.w, kp_, n - 1), m_.d_z + (n - 1) * vp_, -vp_}}};
+    if constexpr (own_b) walk.read[1] = {backwards(m_.b, kp_, n - 1), m_.d_u + (n - 1) * vp_, -vp_};
+    if constexpr (low_rank) {
+      walk.write[1] = {backwards(m_.a, kp_, n), backwards(m_.d_u, vp_, n)};
+      for_columns<Isa, T>(vp_, [&]<int Vectors>(index_t lane, std::integral_constant<int, Vectors>) {
+        for (index_t t = 0; t < n; ++t) pass_columns<Isa, Vectors>(walk, t, K_, lane, dS_, dS_, vp_);
+      });
+    } else {
+      std::fill_n(m_.d_z, n * vp_, T(0));
+      walk_strips<Isa>(n, walk, K_, vp_, dS_, dS_, vp_);
+    }
+    walk_strips<Isa>(1, derivative_behind<decay_axis::rows>(), K_, vp_, dS_, dS_, vp_);
+  }
+  /// S forwards and dS backwards with key lanes, strip by strip: S stays near until dS meets it.
+  void through_keys(T const* before) const {
+    index_t const n = count_;
+    transpose<Isa>(before, vp_, K_, V_, m_.S_t, kp_);
+    for (T* sums : {m_.d_q, m_.d_w, m_.d_factor}) std::fill_n(sums, n * kp_, T(0));
+    if constexpr (low_rank) std::fill_n(m_.d_a, n * kp_, T(0));
+    if constexpr (own_b) std::fill_n(m_.d_b, n * kp_, T(0));
+    auto const forward = state_walk();
+    auto const backward = derivative_walk();
+    auto const first = derivative_behind<decay_axis::lanes>();
+    for_strips<Isa, T>(V_, kp_, [&](index_t v, index_t k, auto rows, auto vectors) {
+      constexpr index_t strip = rows() * vectors() * Isa::template lanes<T>;
+      register_strip<Isa, rows(), vectors(), strip_history::keep>(n, forward, v, k, m_.S_t, m_.S_t, kp_,
+                                                                  {m_.past, strip});
+      register_strip<Isa, rows(), vectors(), strip_history::meet>(
+          n, backward, v, k, dS_t_, dS_t_, kp_,
+          {m_.past + (n - 1) * strip, -strip, m_.d_factor + (n - 1) * kp_, -kp_});
+      register_strip<Isa, rows(), vectors(), strip_history::none>(1, first, v, k, dS_t_, dS_t_, kp_, {});
+    });
+  }
+  auto state_walk() const noexcept {
+    strip_read<T> const to_q{{m_.d_o, vp_}, m_.d_q, kp_};
+    strip_walk<T, decay_axis::lanes, 1 + own_b, low_rank + exclusive, !exclusive> walk{
+        {m_.factor, kp_}, {{{m_.z, vp_}, {m_.w, kp_}}}, {to_q}};
+    if constexpr (own_b) walk.write[1] = {{m_.u, vp_}, {m_.b, kp_}};
+    if constexpr (low_rank) walk.read[exclusive] = {{m_.d_u, vp_}, m_.d_a, kp_};
+    if constexpr (low_rank && !exclusive) walk.read[1] = to_q;
+    return walk;
+  }
+  auto derivative_walk() const noexcept {
+    index_t const n = count_, read = exclusive ? n : n - 1;
+    strip_walk<T, decay_axis::lanes, 1 + low_rank, 0, 1 + own_b> walk{
+        backwards(m_.factor, kp_, n),
+        {{backwards(m_.d_o, vp_, read), backwards(m_.q, kp_, read)}},
+        {{backwards(m_.z, vp_, n - 1), m_.d_w + (n - 1) * kp_, -kp_}}};
+    if constexpr (low_rank) walk.write[1] = {backwards(m_.d_u, vp_, n), backwards(m_.a, kp_, n)};
+    if constexpr (own_b) walk.read[1] = {backwards(m_.u, vp_, n - 1), m_.d_b + (n - 1) * kp_, -kp_};
+    return walk;
+  }
+  /// dS before the chunk, from that of its first token.
+  template <decay_axis Decay>
+  auto derivative_behind() const noexcept {
+    strip_walk<T, Decay, low_rank + exclusive, 0, 0> walk{{m_.factor, kp_}, {}, {}};
+    auto const write = [](token_rows<T> key, token_rows<T> value) {
+      return Decay == decay_axis::rows ? strip_write<T>{key, value} : strip_write<T>{value, key};
+    };
+    if constexpr (exclusive) walk.write[0] = write({m_.q, kp_}, {m_.d_o, vp_});
+    if constexpr (low_rank) walk.write[exclusive] = write({m_.a, kp_}, {m_.d_u, vp_});
+    return walk;
   }
 
   void write_chunk(recurrence_gradient<T> const& d, decay_sums const& sums) const {
-    index_t const n = c_.count, r = first_ + at_;
+    index_t const n = count_, r = first_ + at_;
     if (d.q_rhk)
-      write_rows(c_.d_q, kp_, n, K_, T(s_.scale), d.q_rhk.at(r, this->of_query_.head), d.q_rhk.stride[0],
+      write_rows(m_.d_q, kp_, n, K_, T(s_.scale), d.q_rhk.at(r, this->of_query_.head), d.q_rhk.stride[0],
                  this->of_query_.added);
     for (index_t i = 0; i < n; ++i) {
-      T const* const d_w = c_.d_y + m * i * kp_;
-      token_gradient<T> from{c_.d_a + i * kp_, d_w + (m - 1) * kp_, d_w, c_.d_factor + i * kp_, w_.d_key};
+      token_gradient<T> from{m_.d_a + i * kp_, m_.d_b + i * kp_, m_.d_w + i * kp_, m_.d_factor + i * kp_, m_.d_key};
       if constexpr (spec.shares_write) from.write = value_scale_backward(i);
-      this->write_token(at_ + i, c_.factor + i * kp_, from, d, sums);
+      this->write_token(at_ + i, m_.factor + i * kp_, from, d, sums);
     }
-    write_rows(w_.d_z, m * vp_, n, V_, T(1), d.v_rhv.at(r, this->of_value_.head), d.v_rhv.stride[0],
+    write_rows(m_.d_z, vp_, n, V_, T(1), d.v_rhv.at(r, this->of_value_.head), d.v_rhv.stride[0],
                this->of_value_.added);
   }
   /// Where the write scale is the value's: its derivative, while d_z becomes the value's own.
   T value_scale_backward(index_t i) const {
     if (!in_.write_rh) return T(0);
-    T* const d_z = w_.d_z + m * i * vp_;
+    T* const d_z = m_.d_z + i * vp_;
     T const d = simd::map_sum<Isa, T>(
         V_, [](auto const& x, auto const& y) { return x * y; }, d_z, this->value(at_ + i));
     T const scale = this->value_scale(at_ + i);
@@ -255,10 +286,45 @@ class generic_head : head_tokens<State, Isa, T> {
     return d;
   }
 
-  generic_scratch<Form, Isa, T> const& w_;
-  chunk_rows<T> c_;
-  index_t kp_, row_;
-  index_t at_ = 0;
+  generic_scratch<State, Isa, T> const& m_;
+  index_t kp_;
+  T *S_, *dS_, *dS_t_;  ///< of this head
+  index_t at_ = 0, count_ = 0;
+};
+
+/// Some heads of one sequence, a chunk of all of them after the other: their rows of a token lie side by side.
+template <class State, class Isa, class T>
+class generic_heads {
+ public:
+  /// Heads that must be computed together.
+  static constexpr index_t sharing(recurrence_shape const&) noexcept { return 1; }
+
+  generic_heads(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h, index_t count,
+                generic_scratch<State, Isa, T> const& m)
+      : s_(s), in_(in), m_(m), n_(n), h_(h), end_(h + count), chunks_((s.seq.length(n) + s.chunk - 1) / s.chunk) {}
+
+  void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) const {
+    for (index_t h = h_; h < end_; ++h) head(h).begin_forward(saved);
+    for (index_t c = 0; c < chunks_; ++c)
+      for (index_t h = h_; h < end_; ++h) head(h).forward(c, o_rhv, saved);
+    for (index_t h = h_; h < end_; ++h) head(h).end_forward(final_nhkv);
+  }
+  template <class Sums>
+  void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
+                recurrence_gradient<T> const& d, Sums const& sums) const {
+    for (index_t h = h_; h < end_; ++h) head(h).begin_backward(d_final_nhkv);
+    for (index_t c = chunks_; c-- > 0;)
+      for (index_t h = h_; h < end_; ++h) head(h).backward(c, saved, d_o_rhv, d, sums.at(n_, h));
+    for (index_t h = h_; h < end_; ++h) head(h).end_backward(d.initial_nhkv);
+  }
+
+ private:
+  generic_head<State, Isa, T> head(index_t h) const { return {s_, in_, n_, h, m_, h - h_}; }
+
+  recurrence_shape const& s_;
+  recurrence_input<T> const& in_;
+  generic_scratch<State, Isa, T> const& m_;
+  index_t n_, h_, end_, chunks_;
 };
 
 }  // namespace seqmix::inline v0::kernels::detail

@@ -11,7 +11,7 @@ struct token_scratch {
   T *S, *v, *o, *erased, *a, *b, *w, *factor;
   T *history, *dS, *dout, *d_erased, *da, *db, *dw, *d_factor, *d_key, *d_v;
 
-  static token_scratch carve(arena& arena, recurrence_shape const& s, bool backward) {
+  static token_scratch carve(arena& arena, recurrence_shape const& s, index_t, bool backward) {
     index_t const kp = simd::padded<Isa, T>(s.key_dim), vp = simd::padded<Isa, T>(s.value_dim);
     token_scratch w{};
     w.S = arena.take<T>(s.key_dim * vp);
@@ -33,8 +33,6 @@ class sequential_head : head_tokens<State, Isa, T> {
 
  public:
   using base::spec;
-  static constexpr index_t together(recurrence_shape const&) noexcept { return 1; }
-
   sequential_head(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h,
                   token_scratch<Isa, T> const& w)
       : base(s, in, n, h), w_(w) {}
@@ -178,6 +176,35 @@ class sequential_head : head_tokens<State, Isa, T> {
   }
 
   token_scratch<Isa, T> const& w_;
+};
+
+/// Some heads of one sequence, one after the other.
+template <class State, class Isa, class T>
+class sequential_heads {
+ public:
+  /// Heads that must be computed together.
+  static constexpr index_t sharing(recurrence_shape const&) noexcept { return 1; }
+
+  sequential_heads(recurrence_shape const& s, recurrence_input<T> const& in, index_t n, index_t h, index_t count,
+                   token_scratch<Isa, T> const& w)
+      : s_(s), in_(in), w_(w), n_(n), h_(h), end_(h + count) {}
+
+  void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) const {
+    for (index_t h = h_; h < end_; ++h)
+      sequential_head<State, Isa, T>(s_, in_, n_, h, w_).forward(o_rhv, saved, final_nhkv);
+  }
+  template <class Sums>
+  void backward(recurrence_saved<T> const& saved, view3<T const> d_o_rhv, view4<T const> d_final_nhkv,
+                recurrence_gradient<T> const& d, Sums const& sums) const {
+    for (index_t h = h_; h < end_; ++h)
+      sequential_head<State, Isa, T>(s_, in_, n_, h, w_).backward(saved, d_o_rhv, d_final_nhkv, d, sums.at(n_, h));
+  }
+
+ private:
+  recurrence_shape const& s_;
+  recurrence_input<T> const& in_;
+  token_scratch<Isa, T> const& w_;
+  index_t n_, h_, end_;
 };
 
 }  // namespace seqmix::inline v0::kernels::detail

@@ -6,15 +6,17 @@
 
 namespace seqmix::inline v0::kernels {
 
-/// What forward keeps for backward: the state before every chunk, [chunks, H, K, Vp]. Bytes: H K Vp sizeof(T) a
-/// chunk.
+/// What forward keeps for backward: the state before every chunk, [chunks, H, K, Vp], and of states that erase what
+/// every token writes, [R, H, Vp]. Bytes: H K Vp sizeof(T) a chunk, H Vp sizeof(T) a token.
 template <class T>
 struct recurrence_saved {
-  T* states = nullptr;
+  T *states = nullptr, *written = nullptr;
 
   template <class Isa>
-  static recurrence_saved carve(arena& a, recurrence_shape const& s) {
-    return {a.take<T>(s.chunks_before(s.seq.count()) * s.heads * s.key_dim * simd::padded<Isa, T>(s.value_dim))};
+  static recurrence_saved carve(arena& a, recurrence_shape const& s, state_spec const& state) {
+    index_t const row = s.heads * simd::padded<Isa, T>(s.value_dim);
+    return {a.take<T>(s.chunks_before(s.seq.count()) * s.key_dim * row),
+            a.take<T>(state.low_rank ? s.seq.rows() * row : 0)};
   }
 };
 
@@ -87,7 +89,7 @@ class head_tokens {
   /// factor = e^g for every key channel.
   void load_factors(index_t t, T* factor) const {
     index_t const r = first_ + t, hg = of_gate_.head;
-    auto const exponential = [](auto const& x) { return simd::exp<Isa, T>(x); };
+    auto const exponential = [](auto const& x) { return simd::exp_of_weight<Isa, T>(x); };
     if (!gated()) {
       std::fill_n(factor, K_, T(1));
     } else if (in_.rate_hk) {
@@ -96,7 +98,7 @@ class head_tokens {
           K_,
           [=](auto const& rate) {
             auto const log_decay = rate * g;
-            return simd::exp<Isa, T>(log_decay < bound ? simd::broadcast<Isa, T>(bound) : log_decay);
+            return simd::exp_of_weight<Isa, T>(log_decay < bound ? simd::broadcast<Isa, T>(bound) : log_decay);
           },
           factor, in_.rate_hk.at(hg));
     } else if (decay_keys() == 1) {

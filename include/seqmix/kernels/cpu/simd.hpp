@@ -101,6 +101,13 @@ SEQMIX_INLINE ivec<Isa, T> lane_index() noexcept {
   return v;
 }
 
+/// The first n lanes of x (n may be negative, or more than there are), 0 in the others.
+template <class Isa, class T>
+SEQMIX_INLINE vec<Isa, T> first_lanes(vec<Isa, T> const& x, index_t n) noexcept {
+  constexpr index_t lanes = Isa::template lanes<T>;
+  return lane_index<Isa, T>() < integer_of<T>(n < lanes ? n : lanes) ? x : vec<Isa, T>{};
+}
+
 /// Lanes 0, 1, ... of a and b in turn: of their first halves, or of their second ones.
 template <bool Second, class V, std::size_t... I>
 SEQMIX_INLINE V interleave(V const& a, V const& b, std::index_sequence<I...>) noexcept {
@@ -263,6 +270,15 @@ SEQMIX_INLINE vec<Isa, T> fold_vectors(index_t n, Combine const& combine, Of con
   }
   for (; j < n; j += w) first = combine(first, of(j));
   return first;
+}
+
+/// Whether one of n > 0 numbers, whole vectors, is NaN or infinite: a quick question that is mostly answered with
+/// no.
+template <class Isa, class T>
+SEQMIX_INLINE bool may_hold_nan(T const* x, index_t n) noexcept {
+  T const total = sum<Isa, T>(fold_vectors<Isa, T>(
+      n, [](auto const& a, auto const& b) { return a + b; }, [&](index_t j) { return load<Isa>(x + j) * T(0); }));
+  return total != total;
 }
 
 /// As many vectors as one has lanes, combined as a tree.

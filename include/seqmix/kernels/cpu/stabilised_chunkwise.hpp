@@ -4,8 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include <seqmix/kernels/cpu/causal_tiles.hpp>
 #include <seqmix/kernels/cpu/pack.hpp>
-#include <seqmix/kernels/cpu/tile_product.hpp>
 #include <seqmix/kernels/stabilised_shape.hpp>
 #include <seqmix/tensor/arena.hpp>
 #include <seqmix/tensor/parallel_for.hpp>
@@ -179,7 +179,14 @@ class stabilised_head {
     scale_rows(w_.k, w_.to_end, kp_, w_.k_decayed);
     transpose<Isa>(w_.k, kp_, count_, K_, w_.key_t, Cp_);
     tile_product<Isa>(count_, Cp_, K_, tile_operand<T>{w_.q, kp_, 1}, w_.key_t, Cp_, w_.P, Cp_, false);
-    multiply(w_.P, w_.W, w_.P);
+    weigh(w_.P, w_.W, w_.P);
+  }
+  /// to_ij = x_ij y_ij for j <= i, else 0, whatever x holds there.
+  void weigh(T const* x, T const* y, T* to) const {
+    for (index_t i = 0, at = 0; i < count_; ++i, at += Cp_)
+      for (index_t j = 0; j < Cp_; j += Isa::template lanes<T>)
+        simd::store<Isa>(to + at + j, simd::first_lanes<Isa, T>(
+                                          simd::load<Isa>(x + at + j) * simd::load<Isa>(y + at + j), i + 1 - j));
   }
   void multiply(T const* x, T const* y, T* to) const {
     simd::map<Isa>(
@@ -242,7 +249,10 @@ class stabilised_head {
   bool saw_nothing(index_t i) const noexcept { return w_.top[i] == -std::numeric_limits<double>::infinity(); }
 
   void chunk_forward(view3<T> o_rhv, stabilised_saved<T> const* saved) {
-    tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
+    if (simd::may_hold_nan<Isa>(w_.v, count_ * vp_))
+      causal_tiles<Isa, T, 1>{count_, Cp_}.sums_of_seen(w_.P, w_.v, vp_, w_.o, false);
+    else
+      tile_product<Isa>(count_, vp_, count_, tile_operand<T>{w_.P, Cp_, 1}, w_.v, vp_, w_.o, vp_, false);
     tile_product<Isa>(count_, vp_, K_, tile_operand<T>{w_.q_decayed, kp_, 1}, w_.S, vp_, w_.o, vp_, true);
     for (index_t i = 0; i < count_; ++i) {
       T* const o = w_.o + i * vp_;
