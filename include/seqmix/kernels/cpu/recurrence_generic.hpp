@@ -214,7 +214,9 @@ class generic_head : head_tokens<State, Isa, T> {
   void through_keys(T const* before) const {
     index_t const n = count_;
     transpose<Isa>(before, vp_, K_, V_, m_.S_t, kp_);
-    for (T* sums : {m_.d_q, m_.d_w, m_.d_factor}) std::fill_n(sums, n * kp_, T(0));
+    std::fill_n(m_.d_q, n * kp_, T(0));
+    std::fill_n(m_.d_w, n * kp_, T(0));
+    std::fill_n(m_.d_factor, n * kp_, T(0));
     if constexpr (low_rank) std::fill_n(m_.d_a, n * kp_, T(0));
     if constexpr (own_b) std::fill_n(m_.d_b, n * kp_, T(0));
     auto const forward = state_walk();
