@@ -11,14 +11,12 @@
 
 #include "support/bars.hpp"
 #include "support/flops.hpp"
-#include "support/machine.hpp"
+#include "support/timing.hpp"
 #include <seqmix/kernels/cpu/attention.hpp>
 #include <seqmix/kernels/cpu/convolution.hpp>
-#include <seqmix/kernels/cpu/recurrence.hpp>
+#include <seqmix/kernels/cpu/linear.hpp>
 #include <seqmix/kernels/cpu/routed_attention.hpp>
 #include <seqmix/selectors/select.hpp>
-#include <seqmix/states/outer_product.hpp>
-#include <seqmix/tensor/philox.hpp>
 
 namespace {
 
@@ -27,30 +25,11 @@ using namespace seqmix::benchmarks;
 
 constexpr index_t heads = 8, dim = 64, channels = heads * dim, taps = 4, chunk = 128;
 
-/// Standard normal numbers times a factor.
-buffer<float> normals(index_t n, std::uint64_t seed, double factor = 1.0) {
-  buffer<float> x(n);
-  random_stream const random(seed, "benchmark");
-  for (index_t i = 0; i < n; ++i) x[i] = float(factor * random.normal(std::uint64_t(i)));
-  return x;
-}
-
-/// Times body(device, workspace), whose workspace is planned by a dry run.
+/// Times body(device, workspace).
 template <class Body>
 void time(benchmark::State& state, double flops, Body const& body, int threads = 1) {
-  auto plan = arena::measure();
-  body(device::cpu{threads, true}, plan);
-  buffer<std::byte> block(plan.peak());
-  arena ws(block);
-  body(device::cpu{threads}, ws);
-  stopwatch watch(threads);
-  for (auto _ : state) {
-    watch.start();
-    body(device::cpu{threads}, ws);
-    benchmark::ClobberMemory();
-    watch.stop();
-  }
-  report_flops(state, flops * double(state.iterations()), watch.seconds(), threads);
+  double const seconds = time_kernel(state, body, threads);
+  report_flops(state, flops * double(state.iterations()), seconds, threads);
 }
 
 /// Queries, keys, values, an output and the derivatives of all, [T,H,d] each.
@@ -114,38 +93,6 @@ void routed(benchmark::State& state, index_t T, bool backward, double flops, int
   time(state, flops, [&](device::cpu dev, arena& room) {
     kernels::routed_attention_backward<Which>(dev, s, x.attention(), view3<float const>(x.view(x.o)), keep,
                                               view3<float const>(x.view(x.d_o)), x.attention_gradients(), room);
-  });
-}
-
-void recurrence(benchmark::State& state, index_t T, bool backward, double flops) {
-  using kernels::recurrence_form;
-  using states::outer_product;
-  tokens x(T);
-  auto g = normals(T * heads, 5, 0.1), d_g = buffer<float>(T * heads);
-  for (auto& e : g) e = e < 0 ? e : -e;
-  view3<float> const g_rhk(g.data(), {T, heads, 1}), d_g_rhk(d_g.data(), {T, heads, 1});
-  recurrence_shape const s{.seq = sequences::batch(1, T),
-                           .heads = heads,
-                           .query_heads = heads,
-                           .key_heads = heads,
-                           .value_heads = heads,
-                           .gate_heads = heads,
-                           .key_dim = dim,
-                           .value_dim = dim,
-                           .scale = 0.125};
-  recurrence_input<float> const in{x.view(x.q), x.view(x.k), x.view(x.v), g_rhk};
-  auto keep_memory = arena::growing();
-  auto const keep = kernels::recurrence_saved<float>::carve<device::cpu::isa>(keep_memory, s, outer_product::spec);
-  auto const forward = [&](device::cpu dev, arena& ws) {
-    kernels::recurrence_forward<recurrence_form::chunkwise, outer_product>(dev, s, in, x.view(x.o), &keep, {}, ws);
-  };
-  if (!backward) return time(state, flops, forward);
-  auto ws = arena::growing();
-  forward(device::cpu{1}, ws);
-  time(state, flops, [&](device::cpu dev, arena& room) {
-    kernels::recurrence_backward<recurrence_form::chunkwise, outer_product>(
-        dev, s, in, keep, view3<float const>(x.view(x.d_o)), {},
-        {x.view(x.d_q), x.view(x.d_k), x.view(x.d_v), d_g_rhk}, room);
   });
 }
 
@@ -239,8 +186,6 @@ void add_attention() {
 
 void add_all() {
   add_attention();
-  add(
-      "recurrence", "outer_product", [](index_t T) { return recurrence_flops(T, heads, dim, dim); }, recurrence);
   add(
       "convolution", "silu", [](index_t T) { return convolution_flops(T, channels, taps); }, convolution);
   add(

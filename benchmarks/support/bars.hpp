@@ -115,6 +115,49 @@ inline int print_attention_bars(collecting_reporter const& runs) {
   return bars.missed();
 }
 
+/// The bars of recurrences, one thread unless said. Times are promised for a peak of 117.3 GFLOP/s and scale with
+/// the machine's; returns how many were missed.
+inline int print_recurrence_bars(collecting_reporter const& runs) {
+  auto const name = [](char const* what, std::string const& variant, int tokens) {
+    return std::string("recurrence_") + what + "/cpu/f32/" + variant + "/T:" + std::to_string(tokens);
+  };
+  auto const forward = [&](std::string const& variant, int tokens) {
+    return runs.median(name("forward", variant, tokens), "seconds");
+  };
+  auto const over = [](double above, double below) { return below > 0.0 ? above / below : 0.0; };
+  auto const scaled = [&](std::string const& variant) {  // to the peak that the promises are for
+    auto const benchmark = name("forward", variant, 2048);
+    return 1e3 * forward(variant, 2048) *
+           over(runs.median(benchmark, "FLOP/s"), runs.median(benchmark, "FMA share")) / 117.3e9;
+  };
+  struct promise {
+    char const* variant;
+    double milliseconds;  // 0: none
+    double backward = 4.5;
+  };
+  constexpr promise promises[] = {{"retnet", 0.0}, {"mamba2", 8.0},      {"gla", 5.5},
+                                  {"rwkv6", 6.5},  {"rwkv7", 11.0},      {"gated_deltanet", 9.5},
+                                  {"kda", 9.5},    {"mamba1", 0.0, 4.0}, {"min_gru", 0.0}};
+  std::printf("\n| %-72s | bar     | median |         |\n|---|---|---|---|\n", "recurrences");
+  bar_table bars;
+  for (auto const& [variant, milliseconds, backward] : promises) {
+    std::string const of = variant;
+    if (milliseconds > 0.0)
+      bars.at_most((of + " forward, T = 2048: ms at a peak of 117.3 GFLOP/s").c_str(), scaled(of), milliseconds);
+    double const back = runs.median(name("backward", of, 2048), "seconds");
+    if (back > 0.0)
+      bars.at_most((of + ": forward + backward over forward, T = 2048").c_str(),
+                   over(forward(of, 2048) + back, forward(of, 2048)), backward);
+    bars.at_most((of + " forward: time per token at T = 16,384 over 2,048").c_str(),
+                 over(forward(of, 16384) / 8.0, forward(of, 2048)), 1.15);
+    bars.at_least((of + " forward, T = 512: one thread's time over two threads'").c_str(),
+                  over(forward(of, 512), runs.median(name("forward", of, 512) + "/threads:2", "seconds")), 1.8);
+  }
+  bars.at_least("mamba1 forward, T = 2048: exponentials a nanosecond",
+                1e-9 * runs.median(name("forward", "mamba1", 2048), "exp/s"), 4.0);
+  return bars.missed();
+}
+
 /// The bars of decoding: behind a long context bounded states are as fast as behind a short one.
 inline int print_decode_bars(collecting_reporter const& runs) {
   auto const rate = [&](std::string const& variant, int context) {
