@@ -49,7 +49,6 @@ int main() {
   decode({.dry = true}, 0, planned, plan);
   seqmix::arena memory(zeros<std::byte>(plan.peak()), std::size_t(plan.peak()));
   seqmix::arena room(zeros<std::byte>(cache.peak()), std::size_t(cache.peak()));
-
   seqmix::device::cuda const dev;  // a stream of yours: {.stream = stream}
   sequence(dev, memory);
   auto state = mixer::state<number>::carve(room, one);

@@ -5,7 +5,7 @@
 #     --jobs N       compile and run N things side by side (default: one for each processor)
 #     --arch LIST    device code for these GPUs (default: 80,90)
 #     --ptxemu DIR   where the emulator's sources are (default: $SEQMIX_PTXEMU); built in a copy
-#     --only LIST    only these families, with * for any text: --only 'history,recurrence*'
+#     --only LIST    only these families (or `example`), with * for any text: --only 'history,recurrence*'
 # Warnings, spilled registers, races and results that differ between two runs are failures.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -36,7 +36,7 @@ done
 # A family is <name>.cu, what it instantiates of the library, and <name>.cpp, its cases.
 mapfile -t every < <(cd tests/cuda && ls -- *.cu *.cpp 2>/dev/null | sed 's/\.[a-z]*$//' | sort -u)
 [ "${#every[@]}" -gt 0 ] || die "tests/cuda holds no tests"
-families=()
+families=() example=no  # the example program as it stands goes by the name of `example`
 IFS=, read -r -a patterns <<<"$only"
 for pattern in "${patterns[@]}"; do
   found=no
@@ -44,9 +44,11 @@ for pattern in "${patterns[@]}"; do
     # shellcheck disable=SC2053  # the right side is a pattern
     if [[ $name == $pattern ]]; then families+=("$name") found=yes; fi
   done
-  [ $found = yes ] || die "--only: there is no family '$pattern'; there are ${every[*]}"
+  # shellcheck disable=SC2053
+  if [[ example == $pattern ]]; then example=yes found=yes; fi
+  [ $found = yes ] || die "--only: there is no family '$pattern'; there are ${every[*]} example"
 done
-mapfile -t families < <(printf '%s\n' "${families[@]}" | sort -u)
+mapfile -t families < <(printf '%s\n' "${families[@]}" | sed '/^$/d' | sort -u)
 [ -z "$emulator" ] || [ -f "$emulator/ptxemu.cpp" ] || die "--ptxemu: there is no ptxemu.cpp in '$emulator'"
 
 find_toolkit || { echo 'CUDA tests: not run: no nvcc'; exit 0; }
@@ -81,6 +83,8 @@ host=(g++ -std=c++20 -O1 "${warnings[@]}" -Werror "${includes[@]}" "${toolkit_in
 for name in $(cd tests/cuda && for f in "${families[@]}"; do if [ -f "$f.cu" ]; then echo "$f"; fi; done | sort -r); do
   task compile "$work/$name.cu.o" "$nvcc" "${device_options[@]}" "${generate[@]}" "${includes[@]}" "tests/cuda/$name.cu"
 done
+[ $example = no ] ||
+  task compile "$work/example.o" "$nvcc" "${device_options[@]}" "${generate[@]}" "${includes[@]}" examples/cuda_mixer/main.cu
 for name in "${families[@]}"; do
   if [ -f "tests/cuda/$name.cpp" ]; then task compile "$work/$name.cpp.o" "${host[@]}" "tests/cuda/$name.cpp"; fi
 done
@@ -95,14 +99,14 @@ objects() { local f; for f in "$work/$1.cu.o" "$work/$1.cpp.o"; do if [ -f "$f" 
 compiled() { # family
   { [ ! -f "tests/cuda/$1.cu" ] || [ -f "$work/$1.cu.o" ]; } && { [ ! -f "tests/cuda/$1.cpp" ] || [ -f "$work/$1.cpp.o" ]; }
 }
-link() { # family
-  local parts
-  mapfile -t parts < <(objects "$1")
-  rm -f "$work/$1"
+link() { # program, objects
+  local program=$work/$1
+  shift
+  rm -f "$program"
   case $where in
-    emulator) g++ "${parts[@]}" "$work/main.o" build/cuda/ptxemu/libptxemu.a -o "$work/$1" ;;
-    *) "$nvcc" -ccbin g++ -cudart static "${parts[@]}" "$work/main.o" -o "$work/$1" ;;
-  esac >"$work/$1.link.log" 2>&1
+    emulator) g++ "$@" build/cuda/ptxemu/libptxemu.a -o "$program" ;;
+    *) "$nvcc" -ccbin g++ -cudart static "$@" -o "$program" ;;
+  esac >"$program.link.log" 2>&1
 }
 run() { # family, run
   local begin
@@ -111,14 +115,21 @@ run() { # family, run
   echo $? $(($(tenths) - begin)) >"$work/$1.status.$2"
 }
 link_and_run() { # family
-  local one
-  link "$1" || return
+  local one parts
+  mapfile -t parts < <(objects "$1")
+  link "$1" "${parts[@]}" "$work/main.o" || return
   for one in "${runs[@]}"; do run "$1" "$one"; done
 }
 for name in "${families[@]}"; do
   rm -f "$work/$name".status.* "$work/$name".run.*
   if compiled "$name"; then task link_and_run "$name"; fi
 done
+run_example() {
+  rm -f "$work"/example "$work"/example.run.* "$work"/example.status.*
+  link example "$work/example.o" || return
+  [ $where = nowhere ] || run example "${runs[0]}"
+}
+if [ $example = yes ] && [ -f "$work/example.o" ]; then task run_example; fi
 all_done
 
 # ---- what ptxas says of each kernel
@@ -228,6 +239,29 @@ for name in "${families[@]}"; do
   table+=("$(printf '%-22s %8s %8s %7d %9d   %-20s %s' "$name" "$(seconds $built)" "$(seconds $ran)" "$cases" "$checks" \
     "$result" "$digest")")
 done
+
+if [ $example = yes ]; then
+  result=passed ran=0
+  if [ ! -f "$work/example.o" ]; then
+    result='FAILED to compile'
+    without_ptxas_figures "$work/example.o.log"
+  elif [ ! -x "$work/example" ]; then
+    result='FAILED to link'
+    cat "$work/example.link.log"
+  elif [ $where = nowhere ]; then
+    result='compiled, not run'
+  else
+    read -r status ran <"$work/example.status.${runs[0]}"
+    if [ "$status" -ne 0 ] || ! grep -q 'tokens forward and backward' "$work/example.run.${runs[0]}"; then
+      result='FAILED in the run'
+      cat "$work/example.run.${runs[0]}"
+    fi
+  fi
+  case $result in FAILED*) failed=1 ;; esac
+  built=$(cat "$work/example.o.tenths" 2>/dev/null || echo 0)
+  total_build=$((total_build + built)) total_run=$((total_run + ran))
+  table+=("$(printf '%-22s %8s %8s %7s %9s   %s' example "$(seconds "$built")" "$(seconds "$ran")" - - "$result")")
+fi
 
 printf '\n== kernels, the most over their instances; every one: %s\n' "$work/kernels.txt"
 print_figures
