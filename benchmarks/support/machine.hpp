@@ -39,39 +39,83 @@ class stopwatch {
 };
 
 namespace detail {
-/// Independent chains of multiply-adds on the widest vectors: more than latency times units on any processor so
-/// far.
-inline double multiply_adds(index_t rounds) {
+/// Independent chains of multiply-adds on the widest vectors; how many operations that were.
+template <int Chains>
+[[gnu::noinline]] double multiply_adds(index_t rounds) {
   using isa = device::cpu::isa;
-  constexpr int chains = 12;
-  simd::vec<isa, float> x[chains];
+  simd::vec<isa, float> x[std::size_t(Chains)];
   auto factor = simd::broadcast<isa, float>(0.999f), term = simd::broadcast<isa, float>(1e-3f);
   benchmark::DoNotOptimize(factor);
   benchmark::DoNotOptimize(term);
-  for (auto& e : x) e = simd::broadcast<isa, float>(1.0f);
+  for (int c = 0; c < Chains; ++c) {  // equal chains might be computed once
+    x[c] = simd::broadcast<isa, float>(1.0f + 0.01f * float(c));
+    benchmark::DoNotOptimize(x[c]);
+  }
   for (index_t i = 0; i < rounds; ++i)
-#pragma GCC unroll 12
-    for (int c = 0; c < chains; ++c) x[c] = x[c] * factor + term;
+#pragma GCC unroll 16
+    for (int c = 0; c < Chains; ++c) x[c] = x[c] * factor + term;
   for (auto& e : x) benchmark::DoNotOptimize(e);
-  return 2.0 * chains * isa::lanes<float> * double(rounds);
+  return 2.0 * Chains * isa::lanes<float> * double(rounds);
+}
+/// The best rate of work(), which returns how much it did, of many short trials, so that one of them is
+/// undisturbed.
+template <class Work>
+double best_rate(int trials, Work const& work) {
+  using clock = std::chrono::steady_clock;
+  double best = 0.0;
+  while (trials-- > 0) {
+    auto const begin = clock::now();
+    double const done = work();
+    best = std::max(best, done / std::chrono::duration<double>(clock::now() - begin).count());
+  }
+  return best;
 }
 }  // namespace detail
 
-/// FLOP/s of single-precision multiply-adds with this many threads at once: of each thread the best of many short
-/// trials, so that one of them is undisturbed.
+/// FLOP/s of single-precision multiply-adds with this many threads at once. Of three numbers of chains, each more
+/// than latency times units of the processors so far, the middle one: how the compiler lays out a loop moves one of
+/// them now and then.
 inline double fma_peak(int threads) {
-  using clock = std::chrono::steady_clock;
-  constexpr index_t rounds = 50'000;
-  std::vector<double> best(std::size_t(threads), 0.0);
+  constexpr index_t rounds = 40'000;
+  constexpr int trials = 20;
+  std::vector<double> rate(std::size_t(threads), 0.0);
   parallel_for(device::cpu{threads}, threads, [&](index_t thread, int) {
-    for (int trial = 0; trial < 40; ++trial) {
-      auto const begin = clock::now();
-      double const flops = detail::multiply_adds(rounds);
-      double const rate = flops / std::chrono::duration<double>(clock::now() - begin).count();
-      best[std::size_t(thread)] = std::max(best[std::size_t(thread)], rate);
-    }
+    double rates[] = {detail::best_rate(trials, [] { return detail::multiply_adds<10>(rounds); }),
+                      detail::best_rate(trials, [] { return detail::multiply_adds<12>(rounds); }),
+                      detail::best_rate(trials, [] { return detail::multiply_adds<16>(rounds); })};
+    std::sort(std::begin(rates), std::end(rates));
+    rate[std::size_t(thread)] = rates[1];
   });
-  return std::accumulate(best.begin(), best.end(), 0.0);
+  return std::accumulate(rate.begin(), rate.end(), 0.0);
+}
+
+/// Bytes a second of a copy between two arrays of this many bytes together, read and written ones counted alike.
+inline double copy_peak(index_t bytes) {
+  index_t const n = std::max(index_t(64), bytes / 2 / index_t(sizeof(float)));
+  std::vector<float> from(std::size_t(n), 1.0f), to(std::size_t(n), 0.0f);
+  index_t const repeats = std::max(index_t(1), (index_t(1) << 22) / bytes);
+  return detail::best_rate(20, [&] {
+    for (index_t i = 0; i < repeats; ++i) {
+      simd::map<device::cpu::isa>(
+          n, [](auto const& x) { return x; }, to.data(), from.data());
+      benchmark::ClobberMemory();
+    }
+    return double(repeats) * double(n) * 2.0 * double(sizeof(float));
+  });
+}
+
+/// Exponentials a second of the library's own function on numbers in the first cache.
+inline double exp_peak() {
+  constexpr index_t n = 2048, repeats = 20;
+  std::vector<float> from(std::size_t(n), -1.5f), to(std::size_t(n), 0.0f);
+  return detail::best_rate(40, [&] {
+    for (index_t i = 0; i < repeats; ++i) {
+      simd::map<device::cpu::isa>(
+          n, [](auto const& x) { return simd::exp_of_weight<device::cpu::isa, float>(x); }, to.data(), from.data());
+      benchmark::ClobberMemory();
+    }
+    return double(n * repeats);
+  });
 }
 
 /// Starts the count of peak_memory again, from what the process still holds. Linux only; elsewhere nothing happens.

@@ -40,15 +40,10 @@ class channel_heads {
     for (index_t at = 0, chunk = s_.chunks_before(n); at < rows_; at += s_.chunk, ++chunk) {
       if (saved) copy_rows(m_.S, L_, K_, cut_.lanes, saved_state(*saved, chunk), cut_.lanes);
       load_chunk(at);
+      ask_for_inputs(first_ + at + s_.chunk);
+      ask_for(o_rhv, s_.heads, first_ + at);
       std::fill_n(m_.o, count_ * L_, T(0));
-      with_source([&](auto source) {
-        for_keys([&](index_t k, auto keys) {
-          for (index_t l = 0; l < width_; l += w) {
-            if constexpr (source() == key_source::own) load_own_keys(l, k, keys());
-            walk<false, source(), keys()>(load_factors(l, k, keys()), l, k);
-          }
-        });
-      });
+      with_source([&](auto source) { walk_chunk<source()>(); });
       for (index_t t = 0; t < count_; ++t) write_channels(m_.o + t * L_, o_rhv, s_.heads, first_ + at_ + t);
     }
     if (final_nhkv) store_state(m_.S, final_nhkv);
@@ -87,6 +82,11 @@ class channel_heads {
   }
 
  private:
+  /// Rows `step` apart.
+  struct asked {
+    T const* data;
+    index_t step;
+  };
   index_t of(index_t h, index_t heads) const noexcept { return h * heads / s_.heads; }
   bool begins_group(index_t h, index_t heads) const noexcept { return h % (s_.heads / heads) == 0; }
   index_t head_of(index_t channel) const noexcept { return h_ + channel / V_; }
@@ -182,7 +182,7 @@ class channel_heads {
       std::copy_n(in_.k_rhk.at(r, of(h_, s_.key_heads)), K_, m_.k + t * K_);
     }
   }
-  void load_own_keys(index_t l, index_t first, index_t keys) {
+  void load_own_keys(index_t l, index_t first, index_t keys) const {
     read_keys(in_.q_rhk, s_.query_heads, l, first, keys, count_, m_.q);
     read_keys(in_.k_rhk, s_.key_heads, l, first, keys, count_, m_.k);
     simd::map<Isa>(
@@ -257,11 +257,10 @@ class channel_heads {
   }
 
   /// f(first key, how many as a constant) for all keys.
-  template <class F>
+  template <int Together = keys_together<Isa>, class F>
   void for_keys(F const& f) const {
-    constexpr int together = keys_together<Isa>;
     index_t k = 0;
-    for (; k + together <= K_; k += together) f(k, std::integral_constant<int, together>{});
+    for (; k + Together <= K_; k += Together) f(k, std::integral_constant<int, Together>{});
     for (; k < K_; ++k) f(k, std::integral_constant<int, 1>{});
   }
   /// f(where queries and keys come from) as a constant.
@@ -311,6 +310,69 @@ class channel_heads {
     }
     for (int i = 0; i < N; ++i)
       simd::store<Isa>(Keep ? m.history + (count * N + i) * w : m.S + (first + i) * L + l, S[i]);
+  }
+
+  /// Rows that the next chunk reads, and those that this one writes: lines of them are asked for while a strip's
+  /// tokens pass, since rows lie pages apart, where no processor looks ahead by itself.
+  template <class X>
+  void ask_for(view3<X> x, index_t heads, index_t r) {
+    if (x.data && heads == s_.heads && x.stride[1] == V_) asked_[n_asked_++] = {x.at(r, h_), x.stride[0]};
+  }
+  template <class X>
+  void ask_for(view2<X> x, index_t r) {
+    if (x.data && V_ == 1 && s_.gate_heads == s_.heads && x.stride[1] == 1) asked_[n_asked_++] = {x.at(r) + h_, x.stride[0]};
+  }
+  SEQMIX_INLINE static void ask(asked const* rows, int n, index_t t, index_t l) noexcept {
+    for (int i = 0; i < n; ++i) simd::prefetch<2>(rows[i].data + t * rows[i].step, l);
+  }
+
+  void ask_for_inputs(index_t r) {
+    n_asked_ = 0;
+    ask_for(in_.v_rhv, s_.value_heads, r);
+    if (in_.write_rh) ask_for(in_.write_rh, r);
+    if (gated() && !form_.per_key && !form_.constant) ask_for(view2<T const>(in_.g_rhk.data, {in_.g_rhk.extent[0], in_.g_rhk.extent[1]}, {in_.g_rhk.stride[0], in_.g_rhk.stride[1]}), r);
+  }
+  /// Forward over a chunk, a strip of channels and some keys after the other.
+  template <key_source Source>
+  void walk_chunk() const {
+    if constexpr (Source == key_source::shared)
+      if (form_.rated && !form_.constant)
+        return for_keys<2 * keys_together<Isa>>([&](index_t k, auto keys) {
+          for (index_t l = 0; l < width_; l += w) walk_rated<keys()>(l, k);
+        });
+    for_keys([&](index_t k, auto keys) {
+      for (index_t l = 0; l < width_; l += w) {
+        if constexpr (Source == key_source::own) load_own_keys(l, k, keys());
+        walk<false, Source, keys()>(load_factors(l, k, keys()), l, k);
+      }
+    });
+  }
+  /// walk<false> with shared keys, whose factors are not stored: the processor computes exponentials while it waits
+  /// for states.
+  template <int N>
+  void walk_rated(index_t l, index_t first) const {
+    index_t const K = K_, L = L_, count = count_;
+    T const *g = m_.g + l, *v = (in_.write_rh ? m_.written : m_.v) + l, *q = m_.q + first, *k = m_.k + first;
+    T* o = m_.o + l;
+    vec S[std::size_t(N)], rate[std::size_t(N)];
+    for (int i = 0; i < N; ++i) {
+      S[i] = simd::load<Isa>(m_.S + (first + i) * L + l);
+      rate[i] = simd::load<Isa>(m_.binary_rate + (first + i) * L + l);
+    }
+    asked const* const soon = asked_;
+    int const n_soon = first == 0 ? n_asked_ : 0;
+    for (index_t t = 0; t < count; ++t, g += L, v += L, o += L, q += K, k += K) {
+      ask(soon, n_soon, t, l);
+      auto const step = simd::load<Isa>(g), value = simd::load<Isa>(v);
+      auto out = simd::load<Isa>(o);
+      SEQMIX_UNROLL(8)
+      for (int i = 0; i < N; ++i) {
+        S[i] = decay_factor<Isa, T>(step * rate[i]) * S[i] + value * k[i];
+        out += S[i] * q[i];
+      }
+      simd::store<Isa>(o, out);
+    }
+    for (int i = 0; i < N; ++i) simd::store<Isa>(m_.S + (first + i) * L + l, S[i]);
   }
 
   template <key_source Source, int N>
@@ -419,6 +481,8 @@ class channel_heads {
   channel_scratch<Isa, T> const& m_;
   index_t block_, h_, end_, K_, V_, n_channels_, L_, width_;
   index_t n_ = 0, first_ = 0, rows_ = 0, at_ = 0, count_ = 0;
+  asked asked_[8] = {};
+  int n_asked_ = 0;
 };
 
 /// Derivatives of queries or keys that several units share: a partial sum [R,touched,K] per unit, where `touched`

@@ -70,19 +70,16 @@ class generic_head : head_tokens<State, Isa, T> {
       : base(s, in, n, h), m_(m), kp_(simd::padded<Isa, T>(s.key_dim)), S_(m.S + place * K_ * vp_),
         dS_(m.dS + place * K_ * vp_), dS_t_(m.dS_t + place * V_ * kp_) {}
 
-  void begin_forward(recurrence_saved<T> const* saved) const {
-    this->load_state(in_.initial_nhkv, saved && rows_ > 0 ? this->saved_state(*saved, s_.chunks_before(n_)) : S_);
-  }
+  void begin_forward() const { this->load_state(in_.initial_nhkv, S_); }
   void forward(index_t c, view3<T> o_rhv, recurrence_saved<T> const* saved) {
-    index_t const chunk = s_.chunks_before(n_) + c, begin = c * s_.chunk, end = (std::min)(rows_, begin + s_.chunk);
-    T const* before = saved ? this->saved_state(*saved, chunk) : S_;
-    T* const after = saved && end < rows_ ? this->saved_state(*saved, chunk + 1) : S_;
-    for (index_t at = begin; at < end; at += block, before = after) {
+    index_t const begin = c * s_.chunk, end = (std::min)(rows_, begin + s_.chunk);
+    if (saved) std::copy_n(S_, K_ * vp_, this->saved_state(*saved, s_.chunks_before(n_) + c));
+    for (index_t at = begin; at < end; at += block) {
       load_tokens(at, (std::min)(block, end - at));
       if constexpr (low_rank)
-        erasing_forward(before, after);
+        erasing_forward();
       else
-        additive_forward(before, after);
+        additive_forward();
       write_rows(m_.o, vp_, count_, V_, T(1), o_rhv.at(first_ + at_, h_), o_rhv.stride[0], false);
       if constexpr (low_rank)
         if (saved) copy_written(*saved, [](T const* from, T* to, index_t width) { std::copy_n(from, width, to); });
@@ -146,24 +143,24 @@ class generic_head : head_tokens<State, Isa, T> {
       copy(written + i * vp_, saved.written + ((first_ + at_ + i) * s_.heads + h_) * vp_, vp_);
   }
 
-  void additive_forward(T const* before, T* after) const {
+  void additive_forward() const {
     std::fill_n(m_.o, count_ * vp_, T(0));
     strip_walk<T, decay_axis::rows, 1, exclusive, !exclusive> const walk{
         {m_.factor, kp_}, {{{m_.w, kp_}, {m_.z, vp_}}}, {{{m_.q, kp_}, m_.o, vp_}}};
-    walk_strips<Isa>(count_, walk, K_, vp_, before, after, vp_);
+    walk_strips<Isa>(count_, walk, K_, vp_, S_, vp_);
   }
   /// Every pass over the state also finds what the next token will erase.
-  void erasing_forward(T const* before, T* after) const {
+  void erasing_forward() const {
     strip_walk<T, decay_axis::rows, own_b ? 2 : 1, exclusive, exclusive ? 1 : 2> walk{
         {m_.factor, kp_},
         {{{m_.w, kp_}, {m_.z, vp_}}},
         {{{m_.q, kp_}, m_.o, vp_}, {{m_.a + kp_, kp_}, m_.u + vp_, vp_}}};
     if constexpr (own_b) walk.write[1] = {{m_.b, kp_}, {m_.u, vp_}};
     for_columns<Isa, T>(vp_, [&]<int Vectors>(index_t lane, std::integral_constant<int, Vectors>) {
-      find_erased<Vectors>(lane, before);
+      find_erased<Vectors>(lane, S_);
       for (index_t t = 0; t < count_; ++t) {
         if constexpr (!own_b) join_erased<Vectors>(lane, t);
-        pass_columns<Isa, Vectors>(walk, t, K_, lane, t == 0 ? before : after, after, vp_);
+        pass_columns<Isa, Vectors>(walk, t, K_, lane, S_, vp_);
       }
     });
   }
@@ -202,13 +199,13 @@ class generic_head : head_tokens<State, Isa, T> {
     if constexpr (low_rank) {
       walk.write[1] = {backwards(m_.a, kp_, n), backwards(m_.d_u, vp_, n)};
       for_columns<Isa, T>(vp_, [&]<int Vectors>(index_t lane, std::integral_constant<int, Vectors>) {
-        for (index_t t = 0; t < n; ++t) pass_columns<Isa, Vectors>(walk, t, K_, lane, dS_, dS_, vp_);
+        for (index_t t = 0; t < n; ++t) pass_columns<Isa, Vectors>(walk, t, K_, lane, dS_, vp_);
       });
     } else {
       std::fill_n(m_.d_z, n * vp_, T(0));
-      walk_strips<Isa>(n, walk, K_, vp_, dS_, dS_, vp_);
+      walk_strips<Isa>(n, walk, K_, vp_, dS_, vp_);
     }
-    walk_strips<Isa>(1, derivative_behind<decay_axis::rows>(), K_, vp_, dS_, dS_, vp_);
+    walk_strips<Isa>(1, derivative_behind<decay_axis::rows>(), K_, vp_, dS_, vp_);
   }
   /// S forwards and dS backwards with key lanes, strip by strip: S stays near until dS meets it.
   void through_keys(T const* before) const {
@@ -224,12 +221,10 @@ class generic_head : head_tokens<State, Isa, T> {
     auto const first = derivative_behind<decay_axis::lanes>();
     for_strips<Isa, T>(V_, kp_, [&](index_t v, index_t k, auto rows, auto vectors) {
       constexpr index_t strip = rows() * vectors() * Isa::template lanes<T>;
-      register_strip<Isa, rows(), vectors(), strip_history::keep>(n, forward, v, k, m_.S_t, m_.S_t, kp_,
-                                                                  {m_.past, strip});
+      register_strip<Isa, rows(), vectors(), strip_history::keep>(n, forward, v, k, m_.S_t, kp_, {m_.past, strip});
       register_strip<Isa, rows(), vectors(), strip_history::meet>(
-          n, backward, v, k, dS_t_, dS_t_, kp_,
-          {m_.past + (n - 1) * strip, -strip, m_.d_factor + (n - 1) * kp_, -kp_});
-      register_strip<Isa, rows(), vectors(), strip_history::none>(1, first, v, k, dS_t_, dS_t_, kp_, {});
+          n, backward, v, k, dS_t_, kp_, {m_.past + (n - 1) * strip, -strip, m_.d_factor + (n - 1) * kp_, -kp_});
+      register_strip<Isa, rows(), vectors(), strip_history::none>(1, first, v, k, dS_t_, kp_, {});
     });
   }
   auto state_walk() const noexcept {
@@ -306,7 +301,7 @@ class generic_heads {
       : s_(s), in_(in), m_(m), n_(n), h_(h), end_(h + count), chunks_((s.seq.length(n) + s.chunk - 1) / s.chunk) {}
 
   void forward(view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv) const {
-    for (index_t h = h_; h < end_; ++h) head(h).begin_forward(saved);
+    for (index_t h = h_; h < end_; ++h) head(h).begin_forward();
     for (index_t c = 0; c < chunks_; ++c)
       for (index_t h = h_; h < end_; ++h) head(h).forward(c, o_rhv, saved);
     for (index_t h = h_; h < end_; ++h) head(h).end_forward(final_nhkv);

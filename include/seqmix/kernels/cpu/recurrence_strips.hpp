@@ -111,7 +111,7 @@ inline constexpr int strip_vectors = 2;
 template <class Isa, int Rows, int Vectors, strip_history History, class T, decay_axis Decay, int Writes, int Old,
           int New>
 void register_strip(index_t tokens, strip_walk<T, Decay, Writes, Old, New> const& walk, index_t row, index_t lane,
-                    T const* from, T* to, index_t stride, strip_past<T> past) noexcept {
+                    T* matrix, index_t stride, strip_past<T> past) noexcept {
   using V = simd::vec<Isa, T>;
   constexpr index_t w = Isa::template lanes<T>;
   constexpr int reads = Old + New;
@@ -119,7 +119,7 @@ void register_strip(index_t tokens, strip_walk<T, Decay, Writes, Old, New> const
   SEQMIX_UNROLL(8)
   for (int i = 0; i < Rows; ++i) {
     SEQMIX_UNROLL(4)
-    for (int c = 0; c < Vectors; ++c) S[i][c] = simd::load<Isa>(from + (row + i) * stride + lane + c * w);
+    for (int c = 0; c < Vectors; ++c) S[i][c] = simd::load<Isa>(matrix + (row + i) * stride + lane + c * w);
   }
   for (index_t t = 0; t < tokens; ++t) {
     strip_pointers<T, Writes, reads> const at(walk, row, lane, t);
@@ -156,7 +156,7 @@ void register_strip(index_t tokens, strip_walk<T, Decay, Writes, Old, New> const
   SEQMIX_UNROLL(8)
   for (int i = 0; i < Rows; ++i) {
     SEQMIX_UNROLL(4)
-    for (int c = 0; c < Vectors; ++c) simd::store<Isa>(to + (row + i) * stride + lane + c * w, S[i][c]);
+    for (int c = 0; c < Vectors; ++c) simd::store<Isa>(matrix + (row + i) * stride + lane + c * w, S[i][c]);
   }
 }
 
@@ -177,12 +177,12 @@ SEQMIX_INLINE void for_strips(index_t rows, index_t lanes, F const& f) noexcept 
   for (; lane < lanes; lane += w) columns(lane, std::integral_constant<int, 1>{});
 }
 
-/// Walks a matrix [rows, stride] through `tokens` tokens, `from` -> `to` (perhaps the same).
+/// Walks a matrix [rows, stride] through `tokens` tokens.
 template <class Isa, class T, decay_axis Decay, int Writes, int Old, int New>
 void walk_strips(index_t tokens, strip_walk<T, Decay, Writes, Old, New> const& walk, index_t rows, index_t lanes,
-                 T const* from, T* to, index_t stride) noexcept {
+                 T* matrix, index_t stride) noexcept {
   for_strips<Isa, T>(rows, lanes, [&](index_t row, index_t lane, auto strip, auto vectors) {
-    register_strip<Isa, strip(), vectors(), strip_history::none>(tokens, walk, row, lane, from, to, stride, {});
+    register_strip<Isa, strip(), vectors(), strip_history::none>(tokens, walk, row, lane, matrix, stride, {});
   });
 }
 
@@ -190,7 +190,7 @@ void walk_strips(index_t tokens, strip_walk<T, Decay, Writes, Old, New> const& w
 /// reads. The sums start at zero.
 template <class Isa, int Vectors, class T, int Writes, int Old, int New>
 SEQMIX_INLINE void pass_columns(strip_walk<T, decay_axis::rows, Writes, Old, New> const& walk, index_t t,
-                                index_t rows, index_t lane, T const* from, T* to, index_t stride) noexcept {
+                                index_t rows, index_t lane, T* matrix, index_t stride) noexcept {
   using V = simd::vec<Isa, T>;
   constexpr index_t w = Isa::template lanes<T>;
   constexpr int reads = Old + New;
@@ -202,12 +202,12 @@ SEQMIX_INLINE void pass_columns(strip_walk<T, decay_axis::rows, Writes, Old, New
     SEQMIX_UNROLL(4)
     for (int c = 0; c < Vectors; ++c) lanes[n * Vectors + c] = simd::load<Isa>(at.lane[n] + c * w);
   }
-  from += lane, to += lane;
+  matrix += lane;
   for (index_t i = 0; i < rows; ++i) {
     SEQMIX_UNROLL(4)
     for (int c = 0; c < Vectors; ++c)
-      simd::store<Isa>(to + i * stride + c * w,
-                       strip_step<Isa, decay_axis::rows, Writes, Old>(simd::load<Isa>(from + i * stride + c * w),
+      simd::store<Isa>(matrix + i * stride + c * w,
+                       strip_step<Isa, decay_axis::rows, Writes, Old>(simd::load<Isa>(matrix + i * stride + c * w),
                                                                       at, V{}, lanes + c, sums + c, i, Vectors));
   }
   SEQMIX_UNROLL(4)

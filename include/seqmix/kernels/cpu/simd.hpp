@@ -43,11 +43,12 @@ template <class Isa, class T>
 SEQMIX_INLINE void store(T* p, vec<Isa, T> const& v) noexcept {
   std::memcpy(p, &v, sizeof v);
 }
-/// A hint that p[ahead] will be used soon. It need not exist.
-template <class T>
+/// A hint that p[ahead] will be used soon, from the first cache (3), the second (2) or the third one (1). It need
+/// not exist.
+template <int Level = 3, class T>
 SEQMIX_INLINE void prefetch(T const* p, index_t ahead) noexcept {
   __builtin_prefetch(
-      reinterpret_cast<void const*>(reinterpret_cast<std::uintptr_t>(p) + std::uintptr_t(ahead) * sizeof(T)));
+      reinterpret_cast<void const*>(reinterpret_cast<std::uintptr_t>(p) + std::uintptr_t(ahead) * sizeof(T)), 0, Level);
 }
 /// All lanes x; minus zero stays minus zero.
 template <class Isa, class T>
