@@ -253,10 +253,9 @@ void check_permutation() {
 
 /// One, two and three threads give the same bits, forward and backward.
 template <class M, class T>
-void check_threads() {
+void check_threads(sequences const& seq) {
   DOCTEST_CAPTURE(M::name());
-  std::array<index_t, 5> const offsets{0, 3, 3, 40, 91};
-  auto const s = law_shape<M>(sequences::packed(offsets));
+  auto const s = law_shape<M>(seq);
   auto const x = random_mixer_numbers<M>(s, 10).template as<T>();
   std::vector<T> o, state;
   mixer_numbers<T> d;
@@ -369,8 +368,12 @@ void check_laws() {
   }
   check_permutation<M, double>();
   check_permutation<M, float>();
-  check_threads<M, double>();
-  check_threads<M, float>();
+  constexpr std::array<index_t, 5> packed{0, 3, 3, 40, 91};
+  for (auto const& seq :
+       {sequences::packed(packed), sequences::batch(1, 40)}) {  // more threads than sequences, too
+    check_threads<M, double>(seq);
+    check_threads<M, float>(seq);
+  }
   std::array<index_t, 6> const offsets{0, 0, 1, 10, 10, 43};
   auto const s = law_shape<M>(sequences::packed(offsets), 40);
   check_gradients<M>(s, random_mixer_numbers<M>(s, 15));

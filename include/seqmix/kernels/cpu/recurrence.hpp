@@ -55,12 +55,15 @@ Scratch* scratch_per_thread(arena& ws, int threads, recurrence_shape const& s, i
 }
 
 /// How many heads a thread walks through side by side: several, so that rows are read in long runs, as long as
-/// every thread has work. A multiple of `smallest` that divides all heads; results do not depend on it.
-inline index_t heads_together(recurrence_shape const& s, index_t smallest, int threads) {
+/// every thread has work. A multiple of `sharing` that divides all heads, or less than that where a set of heads
+/// may be split to give all threads something to do; results do not depend on it.
+inline index_t heads_together(recurrence_shape const& s, index_t sharing, bool split, int threads) {
   constexpr index_t most = 8;
-  index_t together = smallest;
-  for (index_t h = 2 * smallest; h <= (std::min)(most, s.heads); h += smallest)
-    if (s.heads % h == 0 && s.seq.count() * (s.heads / h) >= threads) together = h;
+  auto const enough = [&](index_t h) { return s.seq.count() * (s.heads / h) >= threads; };
+  index_t together = sharing;
+  for (index_t h = 2 * sharing; h <= (std::min)(most, s.heads); h += sharing)
+    if (s.heads % h == 0 && enough(h)) together = h;
+  while (split && together % 2 == 0 && !enough(together)) together /= 2;
   return together;
 }
 
@@ -107,7 +110,8 @@ void forward_heads(device::basic_cpu<Isa, Threads> dev, recurrence_shape const& 
                    view3<T> o_rhv, recurrence_saved<T> const* saved, view4<T> final_nhkv, arena& ws) {
   using heads = typename Parts::heads;
   arena_scope const scope(ws);
-  index_t const together = heads_together(s, heads::sharing(s), thread_count(dev)), units = s.heads / together;
+  index_t const together = heads_together(s, heads::sharing(s), true, thread_count(dev)),
+                units = s.heads / together;
   auto* const scratch = scratch_per_thread<typename Parts::scratch>(ws, thread_count(dev), s, together, false);
   parallel_for(dev, s.seq.count() * units, [&](index_t unit, int thread) {
     heads(s, in, unit / units, unit % units * together, together, scratch[thread])
@@ -169,7 +173,7 @@ void recurrence_backward(device::basic_cpu<Isa, Threads> dev, recurrence_shape c
     using parts = detail::recurrence_parts<Form, State, Isa, T>;
     arena_scope const scope(ws);
     index_t const groups = std::gcd(std::gcd(s.query_heads, s.key_heads), std::gcd(s.value_heads, s.gate_heads));
-    index_t const together = detail::heads_together(s, s.heads / groups, thread_count(dev)),
+    index_t const together = detail::heads_together(s, s.heads / groups, false, thread_count(dev)),
                   units = s.heads / together;
     auto* const scratch =
         detail::scratch_per_thread<typename parts::scratch>(ws, thread_count(dev), s, together, true);

@@ -54,7 +54,7 @@ struct chunk_scratch {
 template <class Isa, class T>
 class chunkwise_heads {
  public:
-  /// How many heads share queries and keys.
+  /// How many heads share queries and keys; backward they stay together.
   static index_t sharing(recurrence_shape const& s) noexcept {
     return s.heads / std::lcm(s.query_heads, s.key_heads);
   }
@@ -70,10 +70,11 @@ class chunkwise_heads {
     for (index_t h = h_; h < end_; ++h)
       load_state(in_.initial_nhkv, h, saved && rows_ > 0 ? saved_state(*saved, chunk, h) : state(h));
     for (index_t at = 0; at < rows_; at += s_.chunk, ++chunk)
-      for (index_t set = h_; set < end_; set += sharing(s_)) {
+      for (index_t set = h_, next = h_; set < end_; set = next) {
+        next = (std::min)(end_, (set / sharing(s_) + 1) * sharing(s_));
         load_chunk(at, set);
         bool const last = at + count_ == rows_;
-        for (index_t h = set; h < set + sharing(s_); ++h)
+        for (index_t h = set; h < next; ++h)
           head_forward(h, saved ? saved_state(*saved, chunk, h) : state(h),
                        saved && !last ? saved_state(*saved, chunk + 1, h) : state(h), o_rhv);
       }
